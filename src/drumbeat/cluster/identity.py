@@ -1,0 +1,95 @@
+"""Who a process is in its job: what an agent tells each worker it starts.
+
+The agent writes an `Identity` into the worker's environment, the worker reads
+it back. Nothing else passes between them through the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from drumbeat.errors import ConfigError
+
+COLLECTIVES = ("mpi", "tensorflow")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """A process's place among the workers that train synchronously.
+
+    Attributes:
+        rank: 0 to `world_size - 1`; 0 is the chief. -1 for a task that does not
+            take part in the synchronous training (ps, evaluator).
+        world_size: How many workers train together.
+        local_rank: Position among the workers of the same node, from 0.
+        local_world_size: Workers on this node.
+        collectives: "mpi" or "tensorflow".
+        run_dir: Folder of this run; each worker owns `<run_dir>/<name>/` in it.
+        name: How logs call the process, such as "worker 1" or "ps 0".
+        timeout_s: Deadline of one collective, seconds.
+        keep_tf_strategies: Leave `tf.distribute.MultiWorkerMirroredStrategy` as
+            TensorFlow made it.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    collectives: str
+    run_dir: str
+    name: str
+    timeout_s: float
+    keep_tf_strategies: bool = False
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is rank 0, the one that writes models and logs."""
+        return self.rank == 0
+
+    def to_env(self) -> dict[str, str]:
+        """The environment variables that carry this identity to a child process."""
+        return {
+            "DRUMBEAT_RANK": str(self.rank),
+            "DRUMBEAT_WORLD_SIZE": str(self.world_size),
+            "DRUMBEAT_LOCAL_RANK": str(self.local_rank),
+            "DRUMBEAT_LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "DRUMBEAT_COLLECTIVES": self.collectives,
+            "DRUMBEAT_RUN_DIR": self.run_dir,
+            "DRUMBEAT_NAME": self.name,
+            "DRUMBEAT_COLLECTIVE_TIMEOUT_S": repr(self.timeout_s),
+            "DRUMBEAT_KEEP_TF_STRATEGIES": str(int(self.keep_tf_strategies)),
+        }
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Identity | None:
+        """The identity an agent put into `env`, or None outside `drumbeat run`.
+
+        Raises:
+            ConfigError: A variable of the set is missing or malformed.
+        """
+        if "DRUMBEAT_RANK" not in env:
+            return None
+        try:
+            identity = cls(
+                rank=int(env["DRUMBEAT_RANK"]),
+                world_size=int(env["DRUMBEAT_WORLD_SIZE"]),
+                local_rank=int(env["DRUMBEAT_LOCAL_RANK"]),
+                local_world_size=int(env["DRUMBEAT_LOCAL_WORLD_SIZE"]),
+                collectives=env["DRUMBEAT_COLLECTIVES"],
+                run_dir=env["DRUMBEAT_RUN_DIR"],
+                name=env["DRUMBEAT_NAME"],
+                timeout_s=float(env["DRUMBEAT_COLLECTIVE_TIMEOUT_S"]),
+                keep_tf_strategies=bool(int(env["DRUMBEAT_KEEP_TF_STRATEGIES"])),
+            )
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"The DRUMBEAT_* variables that an agent sets are incomplete or malformed: {error}. "
+                "Expected all of them, as `drumbeat run` writes them. Unset DRUMBEAT_RANK to run "
+                "the script alone."
+            ) from None
+        if identity.collectives not in COLLECTIVES:
+            raise ConfigError(
+                f"DRUMBEAT_COLLECTIVES is {identity.collectives!r}; expected one of {COLLECTIVES}."
+            )
+        return identity

@@ -1,0 +1,46 @@
+"""Every error that drumbeat raises on purpose, in one tree.
+
+A message says what was received, what was expected and what to do. The command
+line prints the message alone, without a traceback, and exits with
+`exit_code`.
+"""
+
+from __future__ import annotations
+
+
+class DrumbeatError(Exception):
+    """Base of every error of drumbeat's own. Its text is written for users."""
+
+    exit_code = 1
+
+
+class ConfigError(DrumbeatError, ValueError):
+    """A setting, an argument or TF_CONFIG can't be used as given."""
+
+    exit_code = 2
+
+
+class RendezvousError(DrumbeatError):
+    """The agents of a job did not find each other in time, or do not trust each other."""
+
+    exit_code = 3
+
+
+class WorkerFailed(DrumbeatError):
+    """A worker ended with a non-zero exit code, by a signal, or was lost."""
+
+
+class CollectiveError(DrumbeatError, RuntimeError):
+    """A collective operation could not be completed."""
+
+
+class CollectiveMismatch(CollectiveError):
+    """Workers called different collectives, or the same one with other shapes or dtypes."""
+
+
+class CollectiveTimeout(CollectiveError, TimeoutError):
+    """A collective passed its deadline: another worker never came."""
+
+
+class DataError(DrumbeatError, ValueError):
+    """A dataset can't be split over the workers as asked."""
