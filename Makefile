@@ -1,0 +1,82 @@
+# Everything a clone needs: `make` alone lists the targets.
+PYTHON ?= python3
+N ?= 2
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+OLDEST := .venv-oldest
+# The lowest Keras that pyproject.toml allows; `make test-oldest` runs against it.
+OLDEST_KERAS := 3.12
+CHECKED := src tests examples tools
+
+PIP_FLAGS := --quiet --disable-pip-version-check
+PIP_LOCKED := $(PIP_FLAGS) --require-hashes --requirement requirements.lock
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+# A function of the environment's folder: the locked packages, then drumbeat itself, editable.
+define install
+@$(PYTHON) tools/check_python.py
+@echo "Installing the locked packages into $(1) (about a minute, 2.5 GB)"
+@$(PYTHON) -m venv --clear $(1) || { \
+  echo "$(PYTHON) can't make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv" >&2; \
+  exit 1; }
+@$(1)/bin/pip install $(PIP_LOCKED)
+@$(1)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
+endef
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow test-oldest check format lock clean
+
+help: ## List the targets
+	@echo "make TARGET [PYTHON=python3.12] [N=workers of the demo] [ARGS='for pytest or the demo']"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
+	  awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+setup: $(STAMP) ## Make .venv with the locked packages, when pyproject.toml or the lock changed
+
+$(STAMP): pyproject.toml requirements.lock tools/check_python.py
+	$(call install,$(VENV))
+	@touch $@
+
+demo: $(STAMP) ## Train a small CNN on handwritten digits with N=2 workers
+	@$(BIN)/drumbeat run -n $(N) examples/demo.py $(ARGS)
+
+test: $(STAMP) ## Run the tests, without the slow ones
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-slow: $(STAMP) ## Run only the slow tests
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-oldest: $(OLDEST)/.installed ## Run the TensorFlow tests against the oldest supported Keras
+	@$(OLDEST)/bin/python -m pytest -m "tensorflow and not slow" $(ARGS)
+
+$(OLDEST)/.installed: pyproject.toml requirements.lock tools/check_python.py
+	$(call install,$(OLDEST))
+	@$(OLDEST)/bin/pip install $(PIP_FLAGS) --no-deps "keras==$(OLDEST_KERAS).*"
+	@touch $@
+
+check: $(STAMP) ## Lint, formatting, types and the direction of imports
+	@$(BIN)/ruff check --quiet $(CHECKED)
+	@$(BIN)/ruff format --quiet --check $(CHECKED) || { \
+	  $(BIN)/ruff format --check $(CHECKED); echo "Run 'make format'." >&2; exit 1; }
+	@$(BIN)/python tools/check_imports.py
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(STAMP) ## Format the code and mend what the linter can
+	@$(BIN)/ruff check --quiet --fix $(CHECKED); $(BIN)/ruff format --quiet $(CHECKED)
+
+lock: ## Write requirements.lock anew from pyproject.toml
+	@$(PYTHON) tools/check_python.py
+	@$(PYTHON) -m venv build/lock-venv
+	@build/lock-venv/bin/pip install $(PIP_FLAGS) uv
+	@build/lock-venv/bin/uv pip compile pyproject.toml --output-file requirements.lock --upgrade \
+	  --quiet --universal --python-version 3.10 --extra dev --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make lock"
+	@! grep -nE '://|^-' requirements.lock || { \
+	  echo "requirements.lock names an index; it must hold names, versions and hashes only." >&2; exit 1; }
+
+clean: ## Remove the environments, caches and builds; runs/ stays
+	@rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .ruff_cache .hypothesis
+	@find src tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
