@@ -11,7 +11,7 @@ OLDEST := .venv-oldest
 OLDEST_KERAS := 3.12
 CHECKED := src tests examples tools
 
-PIP_FLAGS := --quiet --disable-pip-version-check
+PIP_FLAGS := --quiet --quiet --disable-pip-version-check
 PIP_LOCKED := $(PIP_FLAGS) --require-hashes --requirement requirements.lock
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
