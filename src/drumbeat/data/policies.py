@@ -1,0 +1,57 @@
+"""What `tf.data.Options().experimental_distribute.auto_shard_policy` means here.
+
+The policies are TensorFlow's
+(https://www.tensorflow.org/api_docs/python/tf/data/experimental/AutoShardPolicy);
+AUTO differs in one point, named below.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import tensorflow as tf
+
+from drumbeat.data.distributed import split_batches
+from drumbeat.tf_internals import auto_shard
+
+logger = logging.getLogger("drumbeat")
+Policy = tf.data.experimental.AutoShardPolicy
+
+
+def shard(dataset: tf.data.Dataset, rank: int, world_size: int) -> tf.data.Dataset | None:
+    """This worker's own part of `dataset`, by its auto-shard policy.
+
+    - AUTO and DATA: None, for "every worker runs the pipeline and takes its rows of
+      each global batch". TensorFlow's AUTO would share out files where it finds any;
+      that makes the global batches depend on the number of workers.
+    - FILE: worker i reads every `world_size`-th file from the i-th on. With fewer
+      files than workers some would have nothing to read: a note is logged and DATA
+      is used.
+    - HINT: `shard(SHARD_HINT, SHARD_HINT)` in the pipeline gets the real numbers.
+    - OFF: the pipeline has been sharded by the user, or is to be read in full by
+      each worker.
+
+    With FILE, HINT and OFF a batch of the pipeline is a global batch of the
+    worker's own data: a step takes `1 / world_size` of its rows from each worker.
+
+    Raises:
+        tf.errors.InvalidArgumentError, tf.errors.NotFoundError: A HINT pipeline
+            without a hint.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    if policy in (Policy.AUTO, Policy.DATA):
+        return None
+    if policy == Policy.OFF:
+        return split_batches(dataset, world_size)
+    try:
+        return split_batches(auto_shard(dataset, world_size, rank), world_size)
+    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
+        if policy != Policy.FILE:
+            raise
+        logger.warning(
+            "AutoShardPolicy.FILE can't share the files of this dataset among %d workers (%s); "
+            "each worker reads all of them and takes its rows of each batch (DATA).",
+            world_size,
+            error.message.splitlines()[0],
+        )
+        return None
