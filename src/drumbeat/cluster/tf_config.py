@@ -56,8 +56,8 @@ def _read_json(text: str) -> object:
         where = f"{error.msg} at character {error.pos}"
     except ConfigError:
         raise
-    except ValueError as error:  # a number of thousands of digits
-        where = str(error)
+    except ValueError:  # Python reads no number of thousands of digits
+        where = "a number in it has thousands of digits"
     if re.match(r"\s*\{\s*'", text):
         hint = "JSON wants double quotes: write it with json.dumps, not with str."
     elif re.match(r"\s*\{\s*\w", text):
@@ -163,7 +163,7 @@ def _read_job(value: object, where: str) -> dict[int, str]:
     if not tasks:
         raise ConfigError(
             f"{where} is empty; expected at least one address. Leave the key out if there are no "
-            "such tasks (TensorFlow crashes on an empty job)."
+            "such tasks (an empty job can crash TensorFlow)."
         )
     return {index: tasks[index] for index in sorted(tasks)}
 
@@ -213,7 +213,7 @@ def gap_message(job: str, tasks: Mapping[int, str]) -> str:
 def _check_sizes(jobs: Jobs) -> None:
     if "chief" not in jobs and "worker" not in jobs:
         raise ConfigError(
-            f"cluster has {listed(jobs) or 'no job'}, so nobody trains; expected a worker or a "
+            f"cluster has {'only ' + listed(jobs) if jobs else 'no job'}, so nobody trains; expected a worker or a "
             'chief. Add "worker" with the workers\' addresses.'
         )
     for job, tasks in jobs.items():

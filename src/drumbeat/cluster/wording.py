@@ -44,7 +44,7 @@ def shown(value: object, limit: int = 100) -> str:
     try:
         text = short.repr(value)
     except ValueError:  # an int of so many digits that Python won't print it
-        text = f"a {type(value).__name__} too long to show"
+        text = "a number too long to show"
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
