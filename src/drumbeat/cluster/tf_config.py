@@ -213,8 +213,8 @@ def gap_message(job: str, tasks: Mapping[int, str]) -> str:
 def _check_sizes(jobs: Jobs) -> None:
     if "chief" not in jobs and "worker" not in jobs:
         raise ConfigError(
-            f"cluster has {'only ' + listed(jobs) if jobs else 'no job'}, so nobody trains; expected a worker or a "
-            'chief. Add "worker" with the workers\' addresses.'
+            f"cluster has {'only ' + listed(jobs) if jobs else 'no job'}, so nobody trains; "
+            'expected a worker or a chief. Add "worker" with the workers\' addresses.'
         )
     for job, tasks in jobs.items():
         if job in _SINGLE and len(tasks) > 1:
