@@ -84,7 +84,7 @@ class Identity:
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(
-                f"The DRUMBEAT_* variables that an agent sets are incomplete or malformed: {error}. "
+                f"The DRUMBEAT_* variables an agent sets are incomplete or malformed: {error}. "
                 "Expected all of them, as `drumbeat run` writes them. Unset DRUMBEAT_RANK to run "
                 "the script alone."
             ) from None
