@@ -28,6 +28,8 @@ class Identity:
         run_dir: Folder of this run; each worker owns `<run_dir>/<name>/` in it.
         name: How logs call the process, such as "worker 1" or "ps 0".
         timeout_s: Deadline of one collective, seconds.
+        seed: What Python, NumPy and TensorFlow are seeded with before the script
+            starts, alike on all workers; None leaves them alone.
         keep_tf_strategies: Leave `tf.distribute.MultiWorkerMirroredStrategy` as
             TensorFlow made it.
     """
@@ -40,6 +42,7 @@ class Identity:
     run_dir: str
     name: str
     timeout_s: float
+    seed: int | None = None
     keep_tf_strategies: bool = False
 
     @property
@@ -58,6 +61,7 @@ class Identity:
             "DRUMBEAT_RUN_DIR": self.run_dir,
             "DRUMBEAT_NAME": self.name,
             "DRUMBEAT_COLLECTIVE_TIMEOUT_S": repr(self.timeout_s),
+            "DRUMBEAT_SEED": "" if self.seed is None else str(self.seed),
             "DRUMBEAT_KEEP_TF_STRATEGIES": str(int(self.keep_tf_strategies)),
         }
 
@@ -80,6 +84,7 @@ class Identity:
                 run_dir=env["DRUMBEAT_RUN_DIR"],
                 name=env["DRUMBEAT_NAME"],
                 timeout_s=float(env["DRUMBEAT_COLLECTIVE_TIMEOUT_S"]),
+                seed=int(env["DRUMBEAT_SEED"]) if env["DRUMBEAT_SEED"] else None,
                 keep_tf_strategies=bool(int(env["DRUMBEAT_KEEP_TF_STRATEGIES"])),
             )
         except (KeyError, ValueError) as error:

@@ -116,6 +116,7 @@ class DistributedIterator(OwnedIterator):
             if not batch.has_value():
                 raise tf.errors.OutOfRangeError(None, None, "End of sequence on all workers")
             return batch.get_value()
+
         # An optional without a value raises InvalidArgument; loops wait for OutOfRange,
         # which this worker's exhausted iterator raises.
         def end_of_sequence() -> Any:

@@ -108,6 +108,10 @@ class DataParallelExtended(StrategyExtendedV1):
         """
         return tf.cast(self._rows.fraction(getattr(self._run, "num_rows", None)), dtype)
 
+    def record_rows(self, local: int, total: int) -> None:
+        """Say that the next batch holds `local` of the `total` rows of its global batch."""
+        self._rows.record([local, total])
+
     def _sum_rows(self, rows: Any) -> Any:
         return self.communicator.all_reduce([rows], "sum")[0]
 
@@ -170,7 +174,9 @@ class DataParallelExtended(StrategyExtendedV1):
         return tf.nest.pack_sequence_as(value, self._all_reduce(reduce_op, tf.nest.flatten(value)))
 
     def _all_reduce(self, reduce_op: Any, values: Sequence[Any]) -> list[Any]:
-        tensors = [v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in values]
+        tensors = [
+            v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in values
+        ]
         sums = self.communicator.all_reduce(tensors, "sum")
         if reduce_op != tf.distribute.ReduceOp.MEAN:
             return sums
@@ -324,7 +330,5 @@ class DataParallelExtended(StrategyExtendedV1):
 
 def _divide(value: Any, size: int) -> Any:
     if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            _divide(value.values, size), value.indices, value.dense_shape
-        )
+        return tf.IndexedSlices(_divide(value.values, size), value.indices, value.dense_shape)
     return value // size if value.dtype.is_integer else value / size

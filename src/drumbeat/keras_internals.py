@@ -1,0 +1,222 @@
+"""Every touch of Keras's internals: what drumbeat replaces in `keras.src`, and how.
+
+Supported: Keras 3.10 to 3.15. Each touch names the function, the parameters it
+is expected to have and what for it is replaced; `wrap` refuses a Keras in which
+they differ, and tests/test_keras_internals.py says which one moved.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from drumbeat.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Touch:
+    """One function of Keras that is replaced.
+
+    Attributes:
+        module: Module path.
+        name: `function` or `Class.method` in it.
+        parameters: Names of its leading parameters, without `self`.
+        why: What for it is replaced.
+    """
+
+    module: str
+    name: str
+    parameters: tuple[str, ...]
+    why: str
+
+    def owner(self) -> Any:
+        """The module or class that holds the function."""
+        owner = importlib.import_module(self.module)
+        for part in self.name.split(".")[:-1]:
+            owner = getattr(owner, part)
+        return owner
+
+    @property
+    def attribute(self) -> str:
+        """The function's name within its owner."""
+        return self.name.rpartition(".")[2]
+
+
+_TRAINER = "keras.src.backend.tensorflow.trainer"
+_DATA = ("x", "y", "batch_size")
+
+SCALE_LOSS = Touch(
+    module="keras.src.losses.loss",
+    name="scale_loss_for_distribution",
+    parameters=("value",),
+    why="a mean over the local rows counts local rows / global rows, not 1 / workers",
+)
+UNSCALE_LOSS = Touch(
+    module="keras.src.losses.loss",
+    name="unscale_loss_for_distribution",
+    parameters=("value",),
+    why="undoes scale_loss_for_distribution for the loss that is shown",
+)
+OPTIMIZER_APPLY = Touch(
+    module="keras.src.optimizers.base_optimizer",
+    name="BaseOptimizer.apply",
+    parameters=("grads", "trainable_variables"),
+    why="gradients are summed over workers before clipping and accumulation",
+)
+LOSS_SCALE_APPLY = Touch(
+    module="keras.src.optimizers.loss_scale_optimizer",
+    name="LossScaleOptimizer.apply",
+    parameters=("grads", "trainable_variables"),
+    why="gradients are summed over workers before the test for non-finite ones",
+)
+OPTIMIZER_ALL_REDUCE = Touch(
+    module="keras.src.backend.tensorflow.optimizer",
+    name="TFOptimizer._all_reduce_sum_gradients",
+    parameters=("grads_and_vars",),
+    why="the gradients have been summed already",
+)
+NEXT_SEED = Touch(
+    module="keras.src.random.seed_generator",
+    name="SeedGenerator.next",
+    parameters=("ordered",),
+    why="dropout and other random layers draw differently on each worker",
+)
+BATCH_MOMENTS = Touch(
+    module="keras.src.layers.normalization.batch_normalization",
+    name="BatchNormalization._moments",
+    parameters=("inputs", "mask"),
+    why="a worker without rows in a step keeps its moving statistics instead of NaN",
+)
+FIT = Touch(
+    module=_TRAINER,
+    name="TensorFlowTrainer.fit",
+    parameters=(*_DATA, "epochs", "verbose", "callbacks"),
+    why="workers start a fit with the same state and stop together",
+)
+EVALUATE = Touch(
+    module=_TRAINER,
+    name="TensorFlowTrainer.evaluate",
+    parameters=(*_DATA, "verbose"),
+    why="workers read the data in one order",
+)
+PREDICT = Touch(
+    module=_TRAINER,
+    name="TensorFlowTrainer.predict",
+    parameters=("x", "batch_size", "verbose", "steps", "callbacks"),
+    why="every worker returns the predictions for all rows",
+)
+TRAIN_ON_BATCH = Touch(
+    module=_TRAINER,
+    name="TensorFlowTrainer.train_on_batch",
+    parameters=("x", "y", "sample_weight"),
+    why="each worker takes its rows of the batch",
+)
+TEST_ON_BATCH = Touch(
+    module=_TRAINER,
+    name="TensorFlowTrainer.test_on_batch",
+    parameters=("x", "y", "sample_weight"),
+    why="each worker takes its rows of the batch",
+)
+EPOCH_RESULT = Touch(
+    module="keras.src.trainers.trainer",
+    name="Trainer._get_metrics_result_or_logs",
+    parameters=("logs",),
+    why="metrics at the end of an epoch or evaluation are those of all workers",
+)
+CHECKPOINT_SAVE = Touch(
+    module="keras.src.callbacks.model_checkpoint",
+    name="ModelCheckpoint._save_model",
+    parameters=("epoch", "batch", "logs"),
+    why="only the chief writes",
+)
+BACKUP_SAVE = Touch(
+    module="keras.src.callbacks.backup_and_restore",
+    name="BackupAndRestore._save_model",
+    parameters=(),
+    why="only the chief writes",
+)
+BACKUP_LOAD = Touch(
+    module="keras.src.callbacks.backup_and_restore",
+    name="BackupAndRestore._load_model",
+    parameters=(),
+    why="the chief reads; the others get its state when the fit begins",
+)
+BACKUP_END = Touch(
+    module="keras.src.callbacks.backup_and_restore",
+    name="BackupAndRestore.on_train_end",
+    parameters=("logs",),
+    why="only the chief deletes the backup",
+)
+CSV_BEGIN = Touch(
+    module="keras.src.callbacks.csv_logger",
+    name="CSVLogger.on_train_begin",
+    parameters=("logs",),
+    why="workers other than the chief log into their own folder",
+)
+TENSORBOARD_MODEL = Touch(
+    module="keras.src.callbacks.tensorboard",
+    name="TensorBoard.set_model",
+    parameters=("model",),
+    why="workers other than the chief log into their own folder",
+)
+SAVE_MODEL = Touch(
+    module="keras.src.saving.saving_lib",
+    name="save_model",
+    parameters=("model", "filepath", "weights_format", "zipped"),
+    why="a file appears complete or not at all, whichever workers save to it",
+)
+SAVE_WEIGHTS = Touch(
+    module="keras.src.saving.saving_lib",
+    name="save_weights_only",
+    parameters=("model", "filepath"),
+    why="a file appears complete or not at all, whichever workers save to it",
+)
+SAVE_H5 = Touch(
+    module="keras.src.legacy.saving.legacy_h5_format",
+    name="save_model_to_hdf5",
+    parameters=("model", "filepath"),
+    why="a file appears complete or not at all, whichever workers save to it",
+)
+EXPORT = Touch(
+    module="keras.src.export",
+    name="export_saved_model",
+    parameters=("model", "filepath"),
+    why="a folder appears complete or not at all, whichever workers export to it",
+)
+
+TOUCHES = tuple(value for value in list(globals().values()) if isinstance(value, Touch))
+
+
+def problem_with(touch: Touch) -> str | None:
+    """What the installed Keras lacks for `touch`, or None when it fits."""
+    try:
+        function = getattr(touch.owner(), touch.attribute)
+    except (ImportError, AttributeError):
+        return f"{touch.module}.{touch.name} doesn't exist"
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    if tuple(names[: len(touch.parameters)]) != touch.parameters:
+        return f"{touch.module}.{touch.name} takes {names}, expected {list(touch.parameters)} first"
+    return None
+
+
+def wrap(touch: Touch, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace the function of `touch` by `make(original)`.
+
+    Raises:
+        ConfigError: The installed Keras doesn't have the function as expected.
+    """
+    problem = problem_with(touch)
+    if problem:
+        raise ConfigError(
+            f"Keras {keras.__version__} isn't supported: {problem}. Expected Keras 3.10 to 3.15."
+        )
+    owner = touch.owner()
+    original = getattr(owner, touch.attribute)
+    replacement = functools.wraps(original)(make(original))
+    setattr(owner, touch.attribute, replacement)

@@ -1,0 +1,27 @@
+"""Which data-parallel strategy, if any, the code at hand runs under."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from drumbeat.strategies.data_parallel import DataParallelStrategy
+
+
+def _parallel(strategy: Any) -> DataParallelStrategy | None:
+    if isinstance(strategy, DataParallelStrategy) and strategy.communicator.size > 1:
+        return strategy
+    return None
+
+
+def of_model(model: Any) -> DataParallelStrategy | None:
+    """The strategy `model` was built under, when it is ours with more than one worker."""
+    return _parallel(getattr(model, "distribute_strategy", None))
+
+
+def in_replica() -> DataParallelStrategy | None:
+    """Our strategy, when the caller runs inside its `run` and has other workers beside it."""
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+        return None
+    return _parallel(tf.distribute.get_strategy())

@@ -1,0 +1,182 @@
+"""`fit`, `evaluate`, `predict` and their batch-wise kin on many workers."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from drumbeat import keras_internals as touch
+from drumbeat.data.shares import share_of
+from drumbeat.errors import DataError
+from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.training import current, randomness, state_sync
+
+logger = logging.getLogger("drumbeat")
+
+
+def integrate() -> None:
+    """Put what workers must agree on around Keras's loops."""
+    touch.wrap(touch.FIT, _fit)
+    touch.wrap(touch.EVALUATE, _evaluate)
+    touch.wrap(touch.PREDICT, _predict)
+    touch.wrap(touch.TRAIN_ON_BATCH, _on_batch)
+    touch.wrap(touch.TEST_ON_BATCH, _on_batch)
+
+
+class _Together(keras.callbacks.Callback):
+    """Starts all workers of a fit from the chief's state and stops them after the same epoch."""
+
+    def __init__(self, strategy: DataParallelStrategy) -> None:
+        super().__init__()
+        self._communicator = strategy.communicator
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        # After the user's callbacks, which may have restored the chief's model.
+        state_sync.take_chiefs(self.model, self._communicator)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        stop = np.array([bool(self.model.stop_training)], np.int64)
+        self.model.stop_training = bool(self._communicator.all_reduce_numpy(stop, "max")[0])
+
+
+def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = current.of_model(self)
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        _prepare(self, strategy)
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        given = arguments.get("callbacks")
+        together = _Together(strategy)
+        if isinstance(given, keras.callbacks.CallbackList):
+            together.set_model(self)
+            given.append(together)
+        else:
+            arguments["callbacks"] = [*_as_list(given), together]
+        return original(**arguments)
+
+    return fit
+
+
+def _as_list(callbacks: Any) -> list[Any]:
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+
+
+def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = current.of_model(self)
+        if strategy is not None and not kwargs.get("_use_cached_eval_dataset"):
+            _prepare(self, strategy)
+        return original(self, *args, **kwargs)
+
+    return evaluate
+
+
+def _prepare(model: Any, strategy: DataParallelStrategy) -> None:
+    randomness.agree(strategy.communicator)
+    if model.jit_compile:
+        logger.warning(
+            "jit_compile=True is switched off with %d workers: XLA can't compile the collective "
+            "operations inside a step.",
+            strategy.communicator.size,
+        )
+        model.jit_compile = False
+        model.train_function = model.test_function = model.predict_function = None
+
+
+class _RowCounter(keras.callbacks.Callback):
+    """Notes how many rows of predictions each step gave on this worker."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.rows.append(int(tf.nest.flatten((logs or {})["outputs"])[0].shape[0]))
+
+
+def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = current.of_model(self)
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        _prepare(self, strategy)
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        counter = _RowCounter()
+        given = arguments.get("callbacks")
+        if isinstance(given, keras.callbacks.CallbackList):
+            given.append(counter)
+        else:
+            arguments["callbacks"] = [*_as_list(given), counter]
+        outputs = original(**arguments)
+        order = _batch_order(counter.rows, strategy)
+        return tf.nest.map_structure(lambda part: _whole(part, order, strategy), outputs)
+
+    return predict
+
+
+def _batch_order(rows: list[int], strategy: DataParallelStrategy) -> np.ndarray:
+    """Where each row of the global result stands in the rank-by-rank concatenation.
+
+    Global batch k is rank 0's rows of step k, then rank 1's, and so on.
+    """
+    size = strategy.communicator.size
+    counts = strategy.communicator.all_gather_numpy(np.array(rows, np.int64)).reshape(size, -1)
+    starts = np.concatenate([[0], np.cumsum(counts.reshape(-1))[:-1]]).reshape(size, -1)
+    pieces = [
+        np.arange(start, start + count)
+        for start, count in zip(starts.T.reshape(-1), counts.T.reshape(-1), strict=True)
+    ]
+    return np.concatenate(pieces) if pieces else np.zeros([0], np.int64)
+
+
+def _whole(part: Any, order: np.ndarray, strategy: DataParallelStrategy) -> Any:
+    if not isinstance(part, np.ndarray):
+        raise DataError(
+            f"predict() on {strategy.communicator.size} workers returned a {type(part).__name__}; "
+            "expected dense outputs. Return dense tensors from the model, or predict on one worker."
+        )
+    return strategy.communicator.all_gather_numpy(part)[order]
+
+
+def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = current.of_model(self)
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        as_dict = arguments.pop("return_dict")
+        data = {name: arguments[name] for name in ("x", "y", "sample_weight")}
+        arguments.update(strategy_rows(data, strategy))
+        logs = original(**arguments, return_dict=True)
+        logs = self._get_metrics_result_or_logs(logs)
+        logs = {name: np.asarray(value)[()] for name, value in logs.items()}
+        return logs if as_dict else self._flatten_metrics_in_order(logs)
+
+    return on_batch
+
+
+def strategy_rows(data: dict[str, Any], strategy: DataParallelStrategy) -> dict[str, Any]:
+    """This worker's rows of each array in `data`, and record what share of the whole they are."""
+    leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+    total = int(np.shape(leaves[0])[0])
+    rank, size = strategy.communicator.rank, strategy.communicator.size
+    start, stop = share_of(rank, total, size)
+    strategy.extended.record_rows(stop - start, total)
+    return tf.nest.map_structure(lambda leaf: leaf if leaf is None else leaf[start:stop], data)

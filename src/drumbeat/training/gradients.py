@@ -1,0 +1,98 @@
+"""Losses and gradients: the mean over the global batch, whoever holds its rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from drumbeat import keras_internals as touch
+from drumbeat.training import current
+
+_reduced = threading.local()
+
+
+def integrate() -> None:
+    """Put the weights into Keras's losses and the sum over workers before its optimizers."""
+    touch.wrap(touch.SCALE_LOSS, _scale)
+    touch.wrap(touch.UNSCALE_LOSS, _unscale)
+    touch.wrap(touch.OPTIMIZER_APPLY, _apply)
+    touch.wrap(touch.LOSS_SCALE_APPLY, _apply)
+    touch.wrap(touch.OPTIMIZER_ALL_REDUCE, _all_reduce)
+    touch.wrap(touch.NEXT_SEED, _next_seed)
+    touch.wrap(touch.BATCH_MOMENTS, _moments)
+
+
+def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scale_loss_for_distribution(value: Any) -> Any:
+        strategy = current.in_replica()
+        if strategy is None:
+            return original(value)
+        return value * strategy.extended.loss_fraction(value.dtype)
+
+    return scale_loss_for_distribution
+
+
+def _unscale(original: Callable[..., Any]) -> Callable[..., Any]:
+    def unscale_loss_for_distribution(value: Any) -> Any:
+        strategy = current.in_replica()
+        if strategy is None:
+            return original(value)
+        # Without rows the loss is 0 and so is its weight in the metric.
+        return tf.math.divide_no_nan(value, strategy.extended.loss_fraction(value.dtype))
+
+    return unscale_loss_for_distribution
+
+
+def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        strategy = current.in_replica()
+        if strategy is None or getattr(_reduced, "depth", 0):
+            return original(self, grads, trainable_variables)
+        grads = strategy.extended.reduce_gradients(list(grads))
+        _reduced.depth = 1
+        try:
+            return original(self, grads, trainable_variables)
+        finally:
+            _reduced.depth = 0
+
+    return apply
+
+
+def _all_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+    def all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        if getattr(_reduced, "depth", 0):
+            return grads_and_vars
+        return original(self, grads_and_vars)
+
+    return all_reduce_sum_gradients
+
+
+def _next_seed(original: Callable[..., Any]) -> Callable[..., Any]:
+    def next_seed(self: Any, ordered: bool = True) -> Any:
+        seed = original(self, ordered)
+        strategy = current.in_replica()
+        if strategy is None or strategy.is_chief:
+            return seed
+        # The generator's state stays alike on all workers; only what is drawn from it
+        # differs. A large odd stride keeps one worker's seeds off another's counters.
+        stride = 0x9E3779B1 * strategy.communicator.rank % 2**31
+        return seed + tf.cast(tf.constant([stride, 0], tf.int64), seed.dtype)
+
+    return next_seed
+
+
+def _moments(original: Callable[..., Any]) -> Callable[..., Any]:
+    def moments(self: Any, inputs: Any, mask: Any) -> Any:
+        mean, variance = original(self, inputs, mask)
+        if current.in_replica() is None or self.synchronized:
+            return mean, variance
+        empty = tf.equal(tf.shape(inputs)[0], 0)
+        return (
+            tf.where(empty, tf.cast(self.moving_mean, mean.dtype), mean),
+            tf.where(empty, tf.cast(self.moving_variance, variance.dtype), variance),
+        )
+
+    return moments

@@ -1,0 +1,31 @@
+"""Applies every change to Keras, once in a process.
+
+The changes act only on models built under a `DataParallelStrategy` with more
+than one worker; all else runs Keras's own code.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+
+from drumbeat.errors import ConfigError
+from drumbeat.training import fit, gradients, saving, state_sync
+
+
+@functools.cache
+def integrate() -> None:
+    """Apply the changes; calls after the first do nothing.
+
+    Raises:
+        ConfigError: Keras runs on another backend than TensorFlow, or is a version
+            whose internals differ.
+    """
+    if keras.backend.backend() != "tensorflow":
+        raise ConfigError(
+            f"Keras runs on its {keras.backend.backend()!r} backend; drumbeat trains with "
+            "'tensorflow'. Unset KERAS_BACKEND or set it to tensorflow."
+        )
+    for part in (gradients, fit, state_sync, saving):
+        part.integrate()

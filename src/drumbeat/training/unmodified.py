@@ -1,0 +1,39 @@
+"""What makes an unmodified script train on many workers; the workers' preloaded module.
+
+The agent's parent process imports it, and with it TensorFlow and Keras, before it
+forks the workers. Importing runs no operation.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+
+import keras  # noqa: F401  (preloaded for the workers)
+import numpy as np
+import tensorflow as tf
+
+from drumbeat.cluster.identity import Identity
+from drumbeat.strategies import stand_in
+from drumbeat.training.integrate import integrate
+
+
+def install(env: Mapping[str, str] | None = None) -> None:
+    """Prepare a forked worker before its script starts.
+
+    Seeds Python, NumPy and TensorFlow alike on all workers, so that unseeded
+    shuffles and initial weights come out the same everywhere; a script's own seeds
+    come later and win. Makes `tf.distribute.MultiWorkerMirroredStrategy` yield our
+    strategy, unless the run was told to keep TensorFlow's.
+    """
+    identity = Identity.from_env(os.environ if env is None else env)
+    if identity is None or identity.rank < 0:
+        return
+    if identity.seed is not None:
+        random.seed(identity.seed)
+        np.random.seed(identity.seed % 2**32)
+        tf.random.set_seed(identity.seed)
+    if not identity.keep_tf_strategies:
+        integrate()
+        stand_in.install()
