@@ -1,0 +1,227 @@
+"""Brings the agents of a job together, and keeps them in touch.
+
+The agent of node 0 hosts the `Server`; every agent, that one too, joins as a
+`Client`. Everything runs in the event loop of the agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from drumbeat.errors import RendezvousError
+from drumbeat.launch import wire
+from drumbeat.launch.joining import Joining, beat
+from drumbeat.launch.rendezvous_server import Server
+from drumbeat.launch.roster import Node, check_token, parse_roster
+
+__all__ = ["Client", "Node", "Server"]
+
+
+class Client:
+    """One node's connection to the others. Made by `join` or `alone`.
+
+    Attributes:
+        job_id: Random name of this run of the job, the same on all nodes.
+        roster: All nodes, by node rank.
+        events: What other agents told, as they passed it to `tell`, with the
+            node rank of the teller under "from"; and {"type": "node_lost",
+            "node_rank": k, "host": ..., "reason": ...} when a node drops out
+            without goodbye, "node_left" when it leaves, and "rendezvous_lost"
+            or "rendezvous_closed" with a "reason" when this node has lost touch
+            with all others.
+    """
+
+    def __init__(
+        self,
+        roster: tuple[Node, ...],
+        *,
+        job_id: str,
+        channel: wire.Channel | None,
+        heartbeat_s: float = 2.0,
+        lost_after_s: float = 10.0,
+    ) -> None:
+        self.roster = roster
+        self.job_id = job_id
+        self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._channel = channel
+        self._heartbeat_s = heartbeat_s
+        self._lost_after_s = lost_after_s
+        self._fences: dict[str, asyncio.Future[dict[str, str]]] = {}
+        self._closed_because = ""
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
+
+    @classmethod
+    def alone(cls, node: Node, job_id: str) -> Client:
+        """The client of a job of one node: the same interface, no connection."""
+        return cls((node,), job_id=job_id, channel=None)
+
+    @classmethod
+    async def join(
+        cls,
+        address: tuple[str, int],
+        token: str,
+        node: Node,
+        num_nodes: int,
+        *,
+        timeout_s: float,
+        on_waiting: Callable[[str], None],
+        expected: Sequence[str] = (),
+        waiting_every_s: float = 5.0,
+        heartbeat_s: float = 2.0,
+        lost_after_s: float = 10.0,
+    ) -> Client:
+        """Joins the job and returns when all of its nodes have.
+
+        Retries while the server can't be reached, as machines start in any order.
+
+        Args:
+            address: Host name or address, and port, of the server.
+            token: The shared secret.
+            node: What this agent says of itself.
+            num_nodes: How many nodes the job has.
+            timeout_s: Deadline for all of them to be here, seconds.
+            on_waiting: Called every `waiting_every_s` seconds with who is missing.
+            expected: A name for each node rank for these messages, such as
+                "worker 2 (10.0.0.7:2222)".
+            waiting_every_s: See `on_waiting`.
+            heartbeat_s: A sign of life is sent this often.
+            lost_after_s: A node is lost when none has come for so long.
+
+        Raises:
+            RendezvousError: At the deadline, saying who is missing or why the
+                server could not be reached; at once if the tokens differ, if this
+                node does not fit the others, or if the rendezvous was closed.
+        """
+        check_token(token)
+        joining = Joining(address, token, node, num_nodes, tuple(expected), timeout_s)
+        ticker = asyncio.create_task(joining.report(on_waiting, waiting_every_s))
+        try:
+            channel, welcome = await joining.run(heartbeat_s, lost_after_s)
+        finally:
+            ticker.cancel()
+        client = cls(
+            parse_roster(welcome["nodes"]),
+            job_id=welcome["job_id"],
+            channel=channel,
+            heartbeat_s=heartbeat_s,
+            lost_after_s=lost_after_s,
+        )
+        client._tasks = (
+            asyncio.create_task(client._listen(channel)),
+            asyncio.create_task(beat(channel, heartbeat_s)),
+        )
+        return client
+
+    async def fence(
+        self, name: str, contribution: dict[str, str], timeout_s: float | None
+    ) -> dict[str, str]:
+        """Waits until all nodes are at the fence `name`, and merges what they bring.
+
+        Each name is used once; one that has failed stays failed. The shortest
+        `timeout_s` of the nodes that are there counts, from when its node
+        came as the first. With None the wait ends when a missing node leaves,
+        is lost, or this node loses touch, which the heartbeats make sure of.
+
+        Raises:
+            RendezvousError: The deadline passed, a missing node is gone, or two
+                nodes bring different values for the same key. Names them.
+        """
+        channel = self._channel
+        if channel is None:
+            return dict(contribution)
+        if self._closed_because:
+            raise RendezvousError(f"Can't wait for the other nodes: {self._closed_because}.")
+        assert name not in self._fences, f"this node is at the fence {name!r} already"  # noqa: S101
+        arrived: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        self._fences[name] = arrived
+        request = {"type": "fence", "name": name, "values": contribution, "timeout_s": timeout_s}
+        try:
+            self._send(request)
+            # The server's deadline knows who is missing; this one is for its silence.
+            backstop_s = None if timeout_s is None else timeout_s + self._lost_after_s
+            return await asyncio.wait_for(arrived, backstop_s)
+        except asyncio.TimeoutError:
+            raise RendezvousError(
+                f"Waiting for the other nodes at {name!r} failed: the rendezvous did not answer "
+                f"within {timeout_s:g} s."
+            ) from None
+        finally:
+            self._fences.pop(name, None)
+
+    async def tell(self, event: dict[str, Any]) -> None:
+        """Sends `event`, a JSON object, to all other agents; no answer is awaited.
+
+        Raises:
+            RendezvousError: This node has lost touch with the others.
+        """
+        if self._channel is not None:
+            self._send({"type": "tell", "event": event})
+
+    async def leave(self) -> None:
+        """Says goodbye, so that the others do not take this node for lost. Repeatable."""
+        tasks, self._tasks = self._tasks, ()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._channel is not None and tasks:
+            with contextlib.suppress(OSError):
+                self._channel.send({"type": "leave"})
+            await self._channel.close()
+            self._end("this node has left the job")
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._channel is not None  # noqa: S101
+        if self._closed_because:
+            raise RendezvousError(f"Can't reach the other nodes: {self._closed_because}.")
+        try:
+            self._channel.send(message)
+        except OSError as error:
+            raise RendezvousError(f"Can't reach the other nodes: {error}.") from None
+
+    async def _listen(self, channel: wire.Channel) -> None:
+        kind = "rendezvous_lost"
+        try:
+            while True:
+                message = await channel.receive(self._lost_after_s)
+                if message["type"] == "closing":
+                    kind, reason = "rendezvous_closed", str(message["reason"])
+                    break
+                self._handle(message)
+        except asyncio.TimeoutError:
+            reason = (
+                f"nothing was heard of the rendezvous at {channel.peer} for "
+                f"{self._lost_after_s:g} s"
+            )
+        except (wire.WireError, OSError) as error:
+            reason = f"the connection to the rendezvous at {channel.peer} was lost: {error}"
+        channel.abort()
+        self._end(reason)
+        self.events.put_nowait({"type": kind, "reason": reason})
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        if message["type"] == "event":
+            self.events.put_nowait(message["event"])
+        elif message["type"] == "fence":
+            waiting = self._fences.get(message["name"])
+            if waiting is None or waiting.done():
+                return
+            if "failed" in message:
+                waiting.set_exception(
+                    RendezvousError(
+                        f"Waiting for the other nodes at {message['name']!r} failed: "
+                        f"{message['failed']}"
+                    )
+                )
+            else:
+                waiting.set_result(message["values"])
+
+    def _end(self, reason: str) -> None:
+        self._closed_because = reason
+        for waiting in self._fences.values():
+            if not waiting.done():
+                waiting.set_exception(
+                    RendezvousError(f"Waiting for the other nodes failed: {reason}.")
+                )

@@ -1,0 +1,357 @@
+"""The meeting point of a job's agents, hosted by the agent of node 0."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import logging
+import secrets
+import socket
+from collections.abc import Coroutine, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from drumbeat.errors import RendezvousError
+from drumbeat.launch import wire
+from drumbeat.launch.roster import Node, check_token, missing_nodes, parse_node, refusal
+
+_log = logging.getLogger(__name__)
+_HALF_OPEN = 64
+
+
+@dataclass
+class _Fence:
+    """A barrier that some nodes have reached."""
+
+    values: dict[int, dict[str, str]] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+
+
+class Server:
+    """Collects the nodes of a job, merges fences, passes events on, misses the lost.
+
+    It survives whatever connects to it: only ends that know the token get past
+    a handshake of small frames and a deadline.
+    """
+
+    def __init__(
+        self, token: str, num_nodes: int, *, heartbeat_s: float, lost_after_s: float
+    ) -> None:
+        self._token = token
+        self._num_nodes = num_nodes
+        self._heartbeat_s = heartbeat_s
+        self._lost_after_s = lost_after_s
+        self._job_id = secrets.token_hex(8)
+        self._listener: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._half_open = 0
+        self._nodes: dict[int, Node] = {}
+        self._channels: dict[int, wire.Channel] = {}
+        self._started = False
+        self._gone: dict[int, str] = {}
+        self._fences: dict[str, _Fence] = {}
+        self._failed_fences: dict[str, str] = {}
+        self._refused: list[str] = []
+
+    @classmethod
+    async def start(
+        cls,
+        address: tuple[str, int],
+        token: str,
+        num_nodes: int,
+        *,
+        heartbeat_s: float = 2.0,
+        lost_after_s: float = 10.0,
+    ) -> Server:
+        """Listens at `address`; port 0 means any free one.
+
+        A name, or an address that is not this machine's own (NAT), means all of
+        its addresses: many systems resolve their own name to a loopback address,
+        where nobody else could reach it.
+
+        Raises:
+            RendezvousError: The port is in use or not permitted, or `token` is empty.
+        """
+        server = cls(token, num_nodes, heartbeat_s=heartbeat_s, lost_after_s=lost_after_s)
+        check_token(token)
+        listening = _listen(address)
+        server._listener = await asyncio.start_server(server._accept, sock=listening)
+        server._spawn(server._beat())
+        return server
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where an agent on the same machine reaches this server."""
+        assert self._listener is not None  # noqa: S101
+        host, port = self._listener.sockets[0].getsockname()[:2]
+        return ("127.0.0.1" if host in ("::", "0.0.0.0") else host), port
+
+    async def close(self, reason: str = "node 0 has closed the rendezvous") -> None:
+        """Tells all nodes that are still here `reason`, and frees the port."""
+        if self._listener is not None:
+            self._listener.close()
+        for fence in self._fences.values():
+            if fence.timer:
+                fence.timer.cancel()
+        self._broadcast({"type": "closing", "reason": reason})
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(channel.close() for channel in self._channels.values()))
+        self._channels.clear()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._half_open >= max(_HALF_OPEN, 2 * self._num_nodes):
+            writer.transport.abort()
+            return
+        self._spawn(self._serve(reader, writer))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._half_open += 1
+        try:
+            greeted = await self._greet(reader, writer)
+        finally:
+            self._half_open -= 1
+        if greeted is None:
+            writer.close()
+            return
+        channel, request = greeted
+        node = self._admit(channel, request)
+        if node is not None:
+            await self._converse(node, channel)
+        await channel.close()
+
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> tuple[wire.Channel, dict[str, Any]] | None:
+        peer = wire.peer_name(writer)
+        try:
+            channel = await wire.accept(reader, writer, self._token, timeout_s=self._lost_after_s)
+            return channel, await channel.receive(self._lost_after_s)
+        except (wire.TokenMismatch, wire.VersionMismatch) as error:
+            self._note_refusal(peer, str(error))
+        except wire.WireError as error:
+            _log.warning("refused a connection from %s: %s", peer, error)
+        except asyncio.TimeoutError:
+            _log.warning("refused a connection from %s: it sent no complete greeting", peer)
+        except OSError as error:
+            # Health checks and port scans connect and say nothing.
+            _log.debug("%s came and went: %s", peer, error)
+        return None
+
+    def _note_refusal(self, peer: str, reason: str) -> None:
+        _log.warning("refused an agent at %s: %s", peer, reason)
+        self._refused = [*self._refused[-3:], reason]
+        self._announce()
+
+    def _admit(self, channel: wire.Channel, request: Mapping[str, Any]) -> Node | None:
+        try:
+            node = parse_node(request.get("node"))
+            reason = refusal(node, request.get("num_nodes"), self._nodes, self._num_nodes)
+        except RendezvousError as error:
+            node, reason = None, str(error)
+        if reason is None and self._started:
+            reason = f"The job has started already; {node} can't join it any more."
+        if node is None or reason is not None:
+            self._note_refusal(channel.peer, reason or "")
+            with contextlib.suppress(OSError):
+                channel.send({"type": "refused", "reason": reason})
+            return None
+        self._nodes[node.node_rank] = node
+        self._channels[node.node_rank] = channel
+        self._started = len(self._nodes) == self._num_nodes
+        self._announce()
+        return node
+
+    def _announce(self) -> None:
+        """Tells the waiting nodes who is missing, or that all are here."""
+        if len(self._nodes) == self._num_nodes:
+            if not self._gone:
+                nodes = [asdict(node) for node in self._nodes.values()]
+                self._broadcast({"type": "roster", "job_id": self._job_id, "nodes": nodes})
+            return
+        missing = [rank for rank in range(self._num_nodes) if rank not in self._nodes]
+        self._broadcast({"type": "waiting", "missing": missing, "refused": self._refused})
+
+    async def _converse(self, node: Node, channel: wire.Channel) -> None:
+        reason = ""
+        try:
+            while True:
+                message = await channel.receive(self._lost_after_s)
+                if message.get("type") == "leave":
+                    break
+                self._handle(node, message)
+        except asyncio.TimeoutError:
+            reason = f"nothing was heard of it for {self._lost_after_s:g} s"
+        except (wire.WireError, OSError) as error:
+            reason = str(error)
+        except (KeyError, TypeError) as error:
+            reason = f"it sent a malformed message ({error!r})"
+        self._remove(node, reason)
+
+    def _remove(self, node: Node, lost_because: str) -> None:
+        rank = node.node_rank
+        self._channels.pop(rank, None)
+        if not self._started:
+            # It may come back: a restarted machine is a machine that joins.
+            self._nodes.pop(rank, None)
+            self._announce()
+            return
+        self._gone[rank] = f"was lost: {lost_because}" if lost_because else "has left the job"
+        event: dict[str, object] = {"node_rank": rank, "host": node.host, "reason": lost_because}
+        event["type"] = "node_lost" if lost_because else "node_left"
+        if lost_because:
+            _log.warning("%s was lost: %s", node, lost_because)
+        self._broadcast({"type": "event", "event": event})
+        for name in tuple(self._fences):
+            self._check_fence(name)
+
+    def _handle(self, node: Node, message: dict[str, Any]) -> None:
+        kind = message.get("type")
+        if kind == "fence":
+            self._enter_fence(node, message)
+        elif kind == "tell":
+            event = {**message["event"], "from": node.node_rank}
+            self._broadcast({"type": "event", "event": event}, but=node.node_rank)
+        elif kind != "beat":
+            _log.warning("%s sent an unknown message %r", node, kind)
+
+    def _enter_fence(self, node: Node, message: dict[str, Any]) -> None:
+        name, timeout_s = message["name"], message["timeout_s"]
+        if name in self._failed_fences:
+            self._answer_fence(node.node_rank, name, failed=self._failed_fences[name])
+            return
+        fence = self._fences.setdefault(name, _Fence())
+        fence.values[node.node_rank] = message["values"]
+        if fence.timer is None and timeout_s is not None:
+            loop = asyncio.get_running_loop()
+            fence.timer = loop.call_later(timeout_s, self._expire_fence, name, timeout_s)
+        self._check_fence(name)
+
+    def _check_fence(self, name: str) -> None:
+        fence = self._fences[name]
+        missing = [rank for rank in self._nodes if rank not in fence.values]
+        gone = next((rank for rank in missing if rank in self._gone), None)
+        if gone is not None:
+            self._fail_fence(name, f"{self._nodes[gone]} {self._gone[gone]}.")
+        elif not missing:
+            merged, conflict = self._merge(fence)
+            if conflict:
+                self._fail_fence(name, conflict)
+            else:
+                self._end_fence(name)
+                self._answer_all(fence, name, merged)
+
+    def _answer_all(self, fence: _Fence, name: str, merged: dict[str, str]) -> None:
+        try:
+            for rank in fence.values:
+                self._answer_fence(rank, name, values=merged)
+        except wire.WireError as error:
+            for rank in fence.values:
+                self._answer_fence(rank, name, failed=str(error))
+
+    def _merge(self, fence: _Fence) -> tuple[dict[str, str], str | None]:
+        merged: dict[str, str] = {}
+        owners: dict[str, int] = {}
+        for rank, values in sorted(fence.values.items()):
+            for key, value in values.items():
+                if merged.setdefault(key, value) != value:
+                    first, second = self._nodes[owners[key]], self._nodes[rank]
+                    return {}, (
+                        f"the key {key!r} is {merged[key]!r} on {first} and {value!r} on {second}."
+                    )
+                owners.setdefault(key, rank)
+        return merged, None
+
+    def _expire_fence(self, name: str, timeout_s: float) -> None:
+        arrived = self._fences[name].values
+        missing = [rank for rank in self._nodes if rank not in arrived]
+        who = missing_nodes(missing, [str(self._nodes[rank]) for rank in sorted(self._nodes)])
+        self._fail_fence(name, f"after {timeout_s:g} s {who} had not arrived.")
+
+    def _fail_fence(self, name: str, reason: str) -> None:
+        fence = self._end_fence(name)
+        # Bounded; the oldest are those nobody can still be on the way to.
+        for old in list(self._failed_fences)[:-255]:
+            del self._failed_fences[old]
+        self._failed_fences[name] = reason
+        for rank in fence.values:
+            self._answer_fence(rank, name, failed=reason)
+
+    def _end_fence(self, name: str) -> _Fence:
+        fence = self._fences.pop(name)
+        if fence.timer:
+            fence.timer.cancel()
+        return fence
+
+    def _answer_fence(self, rank: int, name: str, **answer: object) -> None:
+        self._send(rank, {"type": "fence", "name": name, **answer})
+
+    def _broadcast(self, message: Mapping[str, object], *, but: int = -1) -> None:
+        for rank in tuple(self._channels):
+            if rank != but:
+                self._send(rank, message)
+
+    def _send(self, rank: int, message: Mapping[str, object]) -> None:
+        channel = self._channels.get(rank)
+        # A closed connection is noticed, and dealt with, where it is read.
+        if channel is not None:
+            with contextlib.suppress(OSError):
+                channel.send(message)
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            self._broadcast({"type": "beat"})
+
+
+def _listen(address: tuple[str, int]) -> socket.socket:
+    host, port = address
+    try:
+        return _bind(host if _is_literal(host) else "", port)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise _cannot_listen(error, address) from None
+    try:
+        return _bind("", port)
+    except OSError as error:
+        raise _cannot_listen(error, address) from None
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    if not host and socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=128)
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
+
+
+def _cannot_listen(error: OSError, address: tuple[str, int]) -> RendezvousError:
+    host, port = address
+    if error.errno == errno.EADDRINUSE:
+        return RendezvousError(
+            f"Port {port}, at which node 0 should host the rendezvous ({host}:{port}), is in use "
+            "by another process. End that process (perhaps an earlier run), or give every machine "
+            "another port with --rendezvous HOST:PORT."
+        )
+    return RendezvousError(
+        f"Node 0 can't host the rendezvous at {host}:{port}: {error.strerror or error}. Give every "
+        "machine another address with --rendezvous HOST:PORT."
+    )
