@@ -1,19 +1,106 @@
-"""Every touch of TensorFlow's internals: what drumbeat uses of `tensorflow.python`.
+"""Every use of what TensorFlow does not publish, each with its reason.
 
-Supported: TensorFlow 2.21. tests/test_tf_internals.py says what broke when one
-of these moves.
+Checked with TensorFlow 2.21; tests/test_tf_internals.py fails loudly when one
+changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.data.experimental.ops.distribute import _AutoShardDataset
-from tensorflow.python.data.ops.iterator_ops import IteratorSpec, OwnedIterator
-from tensorflow.python.distribute.distribute_lib import StrategyExtendedV1, UpdateContext
 
-__all__ = ["IteratorSpec", "OwnedIterator", "StrategyExtendedV1", "UpdateContext", "auto_shard"]
+# ServerDef and CoordinatedJob: the messages in which the context wants the cluster.
+from tensorflow.core.protobuf import (
+    tensorflow_server_pb2,  # pyright: ignore[reportMissingImports]
+)
+
+# FILE and HINT sharding rewrite the graph of a dataset; there is no public name for it.
+from tensorflow.python.data.experimental.ops.distribute import (  # pyright: ignore[reportMissingImports]
+    _AutoShardDataset,
+)
+
+# Keras and AutoGraph take other paths for iterators that aren't TensorFlow's own.
+from tensorflow.python.data.ops.iterator_ops import (  # pyright: ignore[reportMissingImports]
+    IteratorSpec,
+    OwnedIterator,
+)
+
+# What every strategy outside of TensorFlow has to build on.
+from tensorflow.python.distribute.distribute_lib import (  # pyright: ignore[reportMissingImports]
+    StrategyExtendedV1,
+    UpdateContext,
+)
+from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
+
+# The collective ops take a group, a call's number and a timeout; tf.distribute
+# exposes them only through its strategies.
+from tensorflow.python.ops import collective_ops  # pyright: ignore[reportMissingImports]
+
+__all__ = [
+    "IteratorSpec",
+    "OwnedIterator",
+    "StrategyExtendedV1",
+    "UpdateContext",
+    "all_gather_v2",
+    "all_reduce_v2",
+    "auto_shard",
+    "broadcast_recv_v2",
+    "broadcast_send_v2",
+    "context_is_initialized",
+    "global_seed",
+    "join_cluster",
+]
+
+all_reduce_v2 = collective_ops.all_reduce_v2
+all_gather_v2 = collective_ops.all_gather_v2
+broadcast_send_v2 = collective_ops.broadcast_send_v2
+broadcast_recv_v2 = collective_ops.broadcast_recv_v2
+
+
+def context_is_initialized() -> bool:
+    """Whether TensorFlow has run an op or listed devices, after which it can't join a cluster."""
+    return context.context()._context_handle is not None
+
+
+def join_cluster(
+    jobs: Mapping[str, Sequence[str]], *, job: str, index: int, protocol: str = "grpc"
+) -> None:
+    """Makes this process a task of a cluster whose tasks run collective ops together.
+
+    Starts TensorFlow's server on the task's port. The same configuration as
+    tf.distribute's multi-worker strategy makes, but for its coordination service.
+
+    Args:
+        jobs: Addresses ("host:port") of each job's tasks, only those that train.
+        job: This task's job.
+        index: This task's index.
+        protocol: TF_CONFIG's rpc_layer.
+    """
+    leader_job = "chief" if "chief" in jobs else "worker"
+    leader = f"/job:{leader_job}/replica:0/task:0"
+    me = f"/job:{job}/task:{index}"
+    ctx = context.context()
+    ctx.configure_collective_ops(collective_leader=leader, device_filters=(me,))
+    config = ctx.config
+    config.experimental.collective_group_leader = leader
+    del config.device_filters[:]
+    config.device_filters.append(me)
+    server = tensorflow_server_pb2.ServerDef(
+        cluster=tf.train.ClusterSpec({k: list(v) for k, v in jobs.items()}).as_cluster_def(),
+        default_session_config=config,
+        job_name=job,
+        task_index=index,
+        protocol=protocol,
+    )
+    ctx.enable_collective_ops(server)
+    ctx.ensure_initialized()
+
+
+def global_seed() -> int | None:
+    """The seed of `tf.random.set_seed`, or None when none was set."""
+    return context.global_seed()
 
 
 def auto_shard(dataset: tf.data.Dataset, num_workers: int, index: int) -> tf.data.Dataset:

@@ -172,7 +172,8 @@ class DistributedIteratorSpec(IteratorSpec):
         return DistributedIterator
 
     def _serialize(self) -> tuple[Any, ...]:
-        return (self._element_spec, self._feed)
+        # Compared and hashed, never read back: a feed is as good as its identity.
+        return (self._element_spec, id(self._feed))
 
     def _from_components(self, components: Any) -> DistributedIterator:
         return DistributedIterator(

@@ -11,10 +11,13 @@ import tensorflow as tf
 
 from drumbeat.cluster import ClusterSpec, Identity
 from drumbeat.collectives.choose import communicator
+from drumbeat.collectives.communicator import Communicator
 from drumbeat.errors import ConfigError
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 
 logger = logging.getLogger("drumbeat")
+
+DEFAULT_TIMEOUT_S = 600.0  # Deadline of a collective outside `drumbeat run`.
 
 
 def strategy(env: Mapping[str, str] | None = None) -> tf.distribute.Strategy:
@@ -61,7 +64,28 @@ def _data_parallel(cluster: ClusterSpec | None, identity: Identity | None) -> Da
         cluster, note = cluster.without_ps()
         if note:
             logger.warning(note)
-    return DataParallelStrategy(communicator(identity, cluster), _resolver(cluster))
+    return DataParallelStrategy(_communicator(cluster, identity), _resolver(cluster))
+
+
+def _communicator(cluster: ClusterSpec | None, identity: Identity | None) -> Communicator:
+    if cluster is None or cluster.task is None:
+        return communicator(identity)
+    if identity is None:
+        # Started by other means than `drumbeat run`: only TensorFlow's servers can
+        # find each other by TF_CONFIG alone.
+        identity = Identity(
+            rank=cluster.rank_of(cluster.task),
+            world_size=cluster.world_size,
+            local_rank=0,
+            local_world_size=1,
+            collectives="tensorflow",
+            run_dir="",
+            name=str(cluster.task),
+            timeout_s=DEFAULT_TIMEOUT_S,
+        )
+    jobs = {job: list(addresses.values()) for job, addresses in cluster.jobs.items()}
+    task = (cluster.task.type, cluster.task.index)
+    return communicator(identity, jobs, task=task, protocol=cluster.rpc_layer or "grpc")
 
 
 def _resolver(cluster: ClusterSpec | None) -> tf.distribute.cluster_resolver.ClusterResolver:
