@@ -58,11 +58,13 @@ $(OLDEST)/.installed: pyproject.toml requirements.lock tools/check_python.py
 	@touch $@
 
 check: $(STAMP) ## Lint, formatting, types and the direction of imports
-	@$(BIN)/ruff check --quiet $(CHECKED)
-	@$(BIN)/ruff format --quiet --check $(CHECKED) || { \
-	  $(BIN)/ruff format --check $(CHECKED); echo "Run 'make format'." >&2; exit 1; }
-	@$(BIN)/python tools/check_imports.py
-	@$(BIN)/pyright --pythonpath $(BIN)/python
+	@failed=; \
+	$(BIN)/ruff check --quiet $(CHECKED) || failed="$$failed lint"; \
+	$(BIN)/ruff format --quiet --check $(CHECKED) || { \
+	  $(BIN)/ruff format --check $(CHECKED); failed="$$failed formatting (make format mends it)"; }; \
+	$(BIN)/python tools/check_imports.py || failed="$$failed imports"; \
+	$(BIN)/pyright --pythonpath $(BIN)/python || failed="$$failed types"; \
+	[ -z "$$failed" ] || { echo "Failed:$$failed" >&2; exit 1; }
 
 format: $(STAMP) ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --quiet --fix $(CHECKED); $(BIN)/ruff format --quiet $(CHECKED)

@@ -12,11 +12,12 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import keras
+import tensorflow as tf
+
 import digits
 import drumbeat
-import keras
 import recipe
-import tensorflow as tf
 
 Step = Callable[[tuple[tf.Tensor, tf.Tensor]], tf.Tensor]
 

@@ -1,7 +1,9 @@
 """The job of `make demo`: a small network learns handwritten digits on a few workers.
 
+`make demo` prepares all it needs and runs the first of these; the second trains alone:
+
     drumbeat run -n 2 examples/demo.py
-    python examples/demo.py                                # alone
+    python examples/demo.py
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import digits
-import drumbeat
 import keras
-import recipe
 import tensorflow as tf
 from rich.console import Console
 from rich.table import Table
+
+import digits
+import drumbeat
+import recipe
 
 
 class Stopwatch(keras.callbacks.Callback):
@@ -94,7 +97,7 @@ def print_summary(
 
 
 def main() -> None:
-    options = recipe.parse_options(__file__, epochs=15)
+    options = recipe.parse_options(__file__)
     keras.utils.set_random_seed(1)
     strategy = drumbeat.strategy()
     folder = options.model_dir

@@ -13,11 +13,12 @@ All three train the same model on any number of workers, one included.
 
 from __future__ import annotations
 
+import keras
+import tensorflow as tf
+
 import digits
 import drumbeat
-import keras
 import recipe
-import tensorflow as tf
 
 
 def fit_arrays(

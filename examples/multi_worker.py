@@ -3,9 +3,9 @@
     python examples/multi_worker.py                       # one worker
     drumbeat run -n 2 examples/multi_worker.py            # two, the same script
 
-The program does what TensorFlow's guide to multi-worker training asks for: it makes the model in the
-strategy's scope, batches the data by the global batch, and lets every worker save, but only the
-chief where it counts.
+The program does what TensorFlow's guide to multi-worker training asks for: it makes the model in
+the strategy's scope, batches the data by the global batch, and lets every worker save, but only
+the chief where it counts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-import digits
 import keras
 import numpy as np
-import recipe
 import tensorflow as tf
+
+import digits
+import recipe
 
 
 def this_task() -> tuple[str, int]:
@@ -32,7 +33,9 @@ def this_task() -> tuple[str, int]:
 def is_chief(task_type: str, task_index: int) -> bool:
     """Whether the task is the one that saves: the chief, or worker 0 of a cluster without one."""
     cluster = json.loads(os.environ.get("TF_CONFIG") or "{}").get("cluster", {})
-    return task_type == "chief" or (task_type, task_index, "chief" in cluster) == ("worker", 0, False)
+    if "chief" in cluster:
+        return task_type == "chief"
+    return task_type == "worker" and task_index == 0
 
 
 def make_dataset(examples: digits.Examples, batch_size: int, *, shuffle: bool) -> tf.data.Dataset:

@@ -7,9 +7,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import digits
 import keras
 import tensorflow as tf
+
+import digits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,18 +32,17 @@ class Options:
     way: str = ""
 
 
-def parse_options(script: str, *, ways: tuple[str, ...] = (), epochs: int = 12) -> Options:
+def parse_options(script: str, *, ways: tuple[str, ...] = ()) -> Options:
     """Read the command line.
 
     Args:
         script: The example's `__file__`; names the default folder.
         ways: Values of `--way`, the first being the default; without any there is no such option.
-        epochs: The default of `--epochs`.
     """
     # `drumbeat run` says where this run's files belong; alone, each example has its own folder.
     folder = os.environ.get("DRUMBEAT_RUN_DIR") or f"runs/{Path(script).stem}"
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=_positive, default=epochs)
+    parser.add_argument("--epochs", type=_positive, default=15)
     parser.add_argument(
         "--batch-size", type=_positive, default=64, help="examples a step, over all workers"
     )
@@ -69,11 +69,11 @@ def build_network(image_shape: tuple[int, ...]) -> keras.Model:
         [
             keras.Input(image_shape),
             keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
-            keras.layers.Conv2D(32, 3, activation="relu"),
+            keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
             keras.layers.MaxPooling2D(),
             keras.layers.Flatten(),
-            keras.layers.Dropout(0.25),
-            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dropout(0.4),
+            keras.layers.Dense(128, activation="relu"),
             keras.layers.Dense(10),
         ]
     )

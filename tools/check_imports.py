@@ -86,12 +86,15 @@ def _check_one(found: Import) -> Iterator[str]:
     for internal, owner in INTERNALS.items():
         if _is_within(found.name, internal) and layer != owner:
             yield found.problem(
-                f"{found.by} touches {found.name}; only src/{PACKAGE}/{owner}.py may touch {internal}"
+                f"{found.by} touches {found.name}; "
+                f"only src/{PACKAGE}/{owner}.py may touch {internal}"
             )
     if not _is_within(found.name, PACKAGE):
         return
     if layer not in MAY_IMPORT:
-        yield found.problem(f"{layer!r} is in no layer; add it to MAY_IMPORT in {Path(__file__).name}")
+        yield found.problem(
+            f"{layer!r} is in no layer; add it to MAY_IMPORT in {Path(__file__).name}"
+        )
         return
     target = layer_of(found.name)
     if target in PACKAGE_NAMES or target == layer or target in BOTTOM | MAY_IMPORT[layer]:

@@ -95,7 +95,9 @@ GOOD = {
         "tf_internals.py": "from tensorflow.python.eager import context",
         "keras_internals.py": "import keras\nx = keras.src.backend",
     },
-    "public api": {"data/a.py": "import tensorflow as tf\nfrom keras import layers\nx = tf.pythonic"},
+    "public api": {
+        "data/a.py": "import tensorflow as tf\nfrom keras import layers\nx = tf.pythonic"
+    },
     "late cycle": {
         "data/a.py": "import drumbeat.data.b",
         "data/b.py": "def f():\n    import drumbeat.data.a",
