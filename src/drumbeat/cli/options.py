@@ -1,0 +1,121 @@
+"""The options of the commands, as typer reads them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Optional
+
+import typer
+
+from drumbeat import __version__
+from drumbeat.launch import settings
+from drumbeat.launch.start import run_job
+
+app = typer.Typer(
+    help="Train the Keras script you already have on many workers.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+# Imported once on each node, before its workers are forked; patches Keras and TensorFlow there.
+PRELOAD = "drumbeat.training.unmodified"
+
+# Optional, not `X | None`: typer evaluates these at run time, on Python 3.10 too.
+Number = Optional[int]  # noqa: UP045
+Text = Optional[str]  # noqa: UP045
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        print(f"drumbeat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Train the Keras script you already have on many workers."""
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    no_args_is_help=True,
+    options_metavar="[OPTIONS] [--]",
+)
+def run(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT [ARGS]...",
+            help="The script, or with -m the module; what follows it belongs to it.",
+        ),
+    ],
+    workers: Annotated[
+        Number, typer.Option("-n", "--workers", help="Workers on this machine (default 1).")
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")
+    ] = False,
+    ps: Annotated[
+        Number,
+        typer.Option("--ps", help="Parameter servers; then there is a chief beside the workers."),
+    ] = None,
+    nodes: Annotated[
+        Number, typer.Option("--nodes", help="How many machines run this same command.")
+    ] = None,
+    node_rank: Annotated[
+        Number, typer.Option("--node-rank", help="Which of them this is, from 0.")
+    ] = None,
+    rendezvous: Annotated[
+        Text,
+        typer.Option("--rendezvous", metavar="HOST:PORT", help="Where they meet: on machine 0."),
+    ] = None,
+    run_dir: Annotated[
+        Text,
+        typer.Option("--run-dir", help="Folder for logs (default runs/<script>-<time>/)."),
+    ] = None,
+    collectives: Annotated[
+        str,
+        typer.Option("--collectives", metavar="auto|mpi|tensorflow", help="What carries the data."),
+    ] = "auto",
+    keep_tf_strategies: Annotated[
+        bool,
+        typer.Option(
+            "--keep-tf-strategies", help="Leave tf.distribute.MultiWorkerMirroredStrategy alone."
+        ),
+    ] = False,
+    start_timeout: Annotated[
+        float,
+        typer.Option("--start-timeout", help="Seconds for everything before the script starts."),
+    ] = settings.DEFAULT_START_TIMEOUT_S,
+    collective_timeout: Annotated[
+        float,
+        typer.Option("--collective-timeout", help="Seconds that workers wait for each other."),
+    ] = settings.DEFAULT_COLLECTIVE_TIMEOUT_S,
+) -> None:
+    """Run a script on several workers.
+
+    The script runs once in every worker, unchanged. Where a platform has set
+    TF_CONFIG, no option is needed.
+    """
+    arguments = settings.RunArguments(
+        command=tuple(command),
+        is_module=module,
+        workers=workers,
+        ps=ps,
+        nodes=nodes,
+        node_rank=node_rank,
+        rendezvous=rendezvous,
+        run_dir=run_dir,
+        collectives=collectives,
+        keep_tf_strategies=keep_tf_strategies,
+        start_timeout_s=start_timeout,
+        collective_timeout_s=collective_timeout,
+    )
+    raise typer.Exit(run_job(arguments, dict(os.environ), argv=sys.argv, preload=PRELOAD))

@@ -1,0 +1,128 @@
+"""The agent's screen and the run's log files, and the pipes that lead to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import termios
+from collections.abc import Mapping
+from pathlib import Path
+
+from drumbeat.launch.output import Screen
+from drumbeat.launch.streams import DescriptorSink, FileSink, Sink, WorkerStream, Writer
+
+FLUSH_TIMEOUT_S = 2.0
+_OUTPUT_FLAGS, _WINDOW_ROWS = 1, 24
+
+
+class Console:
+    """Shows the workers' output and drumbeat's own messages on one screen.
+
+    Args:
+        fd: Where to write, usually the agent's stdout.
+        environ: NO_COLOR and TERM decide about colours.
+        chief: Name of the worker whose progress is shown.
+    """
+
+    def __init__(self, fd: int, environ: Mapping[str, str]) -> None:
+        capable = os.isatty(fd) and environ.get("TERM") != "dumb"
+        self.live = capable
+        self._color = capable and not environ.get("NO_COLOR")
+        self._fd = fd
+        self._terminal = DescriptorSink(fd)
+        self._writer = Writer(on_problem=self._problem)
+        self._streams: list[WorkerStream] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._screen = Screen(color=self._color, live=self.live, chief="", width=self._width)
+
+    def start(self, *, chief: str) -> None:
+        """Begins to write. To be called in the event loop.
+
+        Args:
+            chief: Name of the worker whose progress displays are shown, "" for none.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._screen = Screen(color=self._color, live=self.live, chief=chief, width=self._width)
+        self._chief = chief
+        self._writer.start()
+
+    def note(self, text: str) -> None:
+        """Shows a message of drumbeat's own."""
+        self._show(self._screen.note(text))
+
+    def report(self, heading: str, body: str) -> None:
+        """Shows why the run failed; to be the last thing on the screen."""
+        self._show(self._screen.report(heading, body))
+
+    def attach(self, name: str, log: Path) -> tuple[tuple[WorkerStream, WorkerStream], list[int]]:
+        """Makes the streams of a worker.
+
+        Returns:
+            Its stdout and stderr, being read from now on, and the descriptors to
+            give to its process, to be closed here afterwards.
+
+        Raises:
+            OSError: No descriptor is left.
+        """
+        sink = FileSink(log)
+        opened = [self._terminal_pair() if self.live and name == self._chief else os.pipe()]
+        opened.append(os.pipe())
+        streams = [
+            WorkerStream(
+                read,
+                name=name,
+                screen=self._screen,
+                terminal=self._terminal,
+                log=sink,
+                writer=self._writer,
+            )
+            for read, _ in opened
+        ]
+        for stream in streams:
+            stream.start()
+        self._streams += streams
+        return (streams[0], streams[1]), [write for _, write in opened]
+
+    async def drain(self, timeout_s: float) -> None:
+        """Reads what the workers, ended by now, have left; then closes the streams."""
+        waits = [asyncio.ensure_future(stream.closed.wait()) for stream in self._streams]
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=timeout_s)
+            for wait in late:
+                wait.cancel()
+        for stream in self._streams:
+            stream.drain()
+        self._streams = []
+
+    def close(self) -> None:
+        """Writes everything that waits, for at most 2 s if nobody takes it."""
+        self._writer.close(FLUSH_TIMEOUT_S)
+
+    def _show(self, text: str) -> None:
+        self._writer.put(self._terminal, text.encode("utf-8", "backslashreplace"))
+
+    def _width(self) -> int:
+        return shutil.get_terminal_size().columns
+
+    def _problem(self, sink: Sink, error: OSError) -> None:
+        """In the writer's thread: a file or the screen can't be written any more."""
+        if not isinstance(sink, FileSink) or self._loop is None:
+            return  # there is no screen left to say it on
+        text = f"Can't write {sink.path}: {error.strerror or error}. The run goes on without it."
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.note, text)
+
+    def _terminal_pair(self) -> tuple[int, int]:
+        """A pseudo-terminal, so that the chief's script knows that someone looks on."""
+        read, write = os.openpty()
+        attributes = termios.tcgetattr(write)
+        attributes[_OUTPUT_FLAGS] &= ~termios.OPOST  # newlines stay newlines
+        termios.tcsetattr(write, termios.TCSANOW, attributes)
+        columns = max(self._width() - len(f"[{self._chief}] "), 20)
+        with contextlib.suppress(AttributeError):  # before Python 3.11
+            termios.tcsetwinsize(write, (_WINDOW_ROWS, columns))
+        for fd in (read, write):
+            os.set_inheritable(fd, False)
+        return read, write

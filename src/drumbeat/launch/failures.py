@@ -1,0 +1,118 @@
+"""Which of several failures is the one to show, and how. Pure."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+TEXT_LIMIT = 16 * 1024
+LAST_LINES = 20
+# Where the explanation begins in what a worker wrote to stderr.
+_TRACEBACK = re.compile(r"^(Traceback \(most recent call last\):|Fatal Python error: )", re.M)
+_CHAINED = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """How one process of a job ended badly.
+
+    Attributes:
+        name: The worker's name, or whatever failed.
+        host: Where it ran.
+        code: Its exit code, or minus the signal that killed it.
+        text: What it wrote about it, such as a traceback.
+        consequence: It only says that another worker is gone.
+        how: The heading's verb, where the code does not tell the story.
+    """
+
+    name: str
+    host: str
+    code: int
+    text: str = ""
+    consequence: bool = False
+    how: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """What the whole job exits with: 1 to 255; 128 + the signal as shells do."""
+        return 128 - self.code if self.code < 0 else min(self.code, 255) or 1
+
+    @property
+    def heading(self) -> str:
+        """One line that says who failed, where, and how."""
+        return f"{self.name} on {self.host} {self.how or self._how()}."
+
+    def _how(self) -> str:
+        if self.code >= 0:
+            return f"failed with exit code {self.code}"
+        name = signal_name(-self.code)
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"was killed by {name}{hint}"
+
+    def to_event(self) -> dict[str, Any]:
+        """The failure as a message to the other agents."""
+        return {
+            "type": "failed",
+            "name": self.name,
+            "host": self.host,
+            "code": self.code,
+            "text": self.text[-TEXT_LIMIT:],
+            "consequence": self.consequence,
+            "how": self.how,
+        }
+
+    @classmethod
+    def from_event(cls, event: Mapping[str, Any]) -> Failure:
+        """Reads what `to_event` wrote, on another machine; wrong types become text."""
+        code = event.get("code")
+        return cls(
+            name=str(event.get("name", "a worker")),
+            host=str(event.get("host", "another node")),
+            code=code if isinstance(code, int) else 1,
+            text=str(event.get("text", ""))[-TEXT_LIMIT:],
+            consequence=event.get("consequence") is True,
+            how=str(event.get("how", "")),
+        )
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; "signal 99" for one that has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def root_cause(failures: Sequence[Failure]) -> Failure:
+    """The failure that explains the others.
+
+    Args:
+        failures: At least one, in the order in which they became known.
+    """
+    assert failures, "nothing failed"
+    return next((failure for failure in failures if not failure.consequence), failures[0])
+
+
+def explanation(stderr: str, stdout: str) -> str:
+    """The part of a worker's last output that tells why it ended.
+
+    Its last traceback with all that was chained to it; without one, the last
+    lines it wrote.
+    """
+    starts = [match.start() for match in _TRACEBACK.finditer(stderr)]
+    while len(starts) > 1:
+        between = stderr[starts[-2] : starts[-1]].rstrip()
+        if not between.endswith(_CHAINED):
+            break
+        starts.pop()
+    if starts:
+        return stderr[starts[-1] :].rstrip()[-TEXT_LIMIT:]
+    written = stderr if stderr.strip() else stdout
+    lines = [line.rpartition("\r")[2] for line in written.rstrip().splitlines()[-LAST_LINES:]]
+    return "\n".join(lines)[-TEXT_LIMIT:]

@@ -1,0 +1,104 @@
+"""The folder of a run: made once, and described in `job.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from drumbeat.errors import ConfigError
+from drumbeat.launch.settings import RunSettings
+
+DEFAULT_PARENT = Path("runs")
+_MAX_SAME_SECOND = 1000
+
+
+def make_run_dir(settings: RunSettings) -> Path:
+    """Makes the run's folder and returns its absolute path.
+
+    A folder given with --run-dir may exist; the default one never does, so that
+    two runs that start in the same second do not share it.
+
+    Raises:
+        ConfigError: It can't be made or written.
+    """
+    wanted = settings.run_dir or DEFAULT_PARENT / settings.run_name
+    try:
+        if settings.run_dir is not None:
+            wanted.mkdir(parents=True, exist_ok=True)
+            made = wanted
+        else:
+            made = _make_unique(wanted)
+        probe = made / f".{os.getpid()}.new"
+        probe.write_bytes(b" ")
+        probe.unlink()
+    except OSError as error:
+        raise ConfigError(
+            f"The run's folder {wanted} can't be written: {error.strerror or error}. Give another "
+            "one with --run-dir."
+        ) from None
+    return made.resolve()
+
+
+def _make_unique(wanted: Path) -> Path:
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    for attempt in range(1, _MAX_SAME_SECOND):
+        made = wanted if attempt == 1 else wanted.with_name(f"{wanted.name}-{attempt}")
+        try:
+            made.mkdir()
+        except FileExistsError:
+            continue
+        return made
+    raise FileExistsError(f"{wanted} and {_MAX_SAME_SECOND} others exist")
+
+
+def describe_run(
+    settings: RunSettings, *, folder: Path, argv: list[str], started: str
+) -> dict[str, Any]:
+    """What `job.json` says at the start: what was run, where, with which versions."""
+    return {
+        "argv": argv,
+        "command": settings.command,
+        "args": list(settings.args),
+        "folder": str(folder),
+        "host": socket.gethostname(),
+        "node_rank": settings.node_rank,
+        "nodes": settings.nodes,
+        "workers": settings.workers,
+        "ps": settings.ps,
+        "started": started,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in ("drumbeat", "tensorflow", "keras", "mpi4py")},
+        },
+        "platform": sys.platform,
+    }
+
+
+def job_file(run_dir: Path, node_rank: int) -> Path:
+    """`job.json`; other nodes write one of their own beside it, if they share the folder."""
+    return run_dir / ("job.json" if node_rank == 0 else f"job-node-{node_rank}.json")
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replaces `path` in one step.
+
+    Raises:
+        OSError: The disk is full or the folder is gone.
+    """
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    new.replace(path)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None

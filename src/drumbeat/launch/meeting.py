@@ -1,0 +1,183 @@
+"""This node among the others: the rendezvous, its ports, and goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from drumbeat import __version__
+from drumbeat.errors import RendezvousError
+from drumbeat.launch.ports import PortReservation, network_interface, reserve_ports
+from drumbeat.launch.rendezvous import Client, Node, Server
+from drumbeat.launch.settings import RunSettings
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_DELIVERY_S = 0.2
+
+
+class Meeting:
+    """The agent's place in the job. With one node it needs no network.
+
+    Attributes:
+        client: The connection to the other agents, once `start` has returned.
+    """
+
+    def __init__(self, settings: RunSettings, *, on_waiting: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._on_waiting = on_waiting
+        self._server: Server | None = None
+        self._client: Client | None = None
+        self._ports: PortReservation | None = None
+        self._told = False
+
+    @property
+    def client(self) -> Client:
+        """The connection to the other agents."""
+        assert self._client is not None, "start comes first"
+        return self._client
+
+    async def start(self, *, ports: int) -> None:
+        """Meets the agents of all nodes.
+
+        Args:
+            ports: How many ports this node's tasks need.
+
+        Raises:
+            RendezvousError: They did not come in time, or do not fit.
+        """
+        settings = self._settings
+        try:
+            self._ports = reserve_ports(ports)
+        except OSError as error:
+            raise RendezvousError(f"No free port on this machine: {error}.") from None
+        if settings.nodes == 1:
+            self._client = Client.alone(self._node("127.0.0.1"), secrets.token_hex(8))
+            return
+        assert settings.rendezvous is not None, "plan_run sees to it"
+        if settings.node_rank == 0:
+            self._server = await Server.start(settings.rendezvous, settings.token, settings.nodes)
+        address = self._server.address if self._server else settings.rendezvous
+        self._client = await Client.join(
+            address,
+            settings.token,
+            self._node(self._own_host(settings.rendezvous)),
+            settings.nodes,
+            timeout_s=settings.start_timeout_s,
+            on_waiting=self._on_waiting,
+            expected=self._expected(),
+        )
+
+    def release_ports(self) -> None:
+        """Gives the reserved ports to the tasks that are about to start.
+
+        On Linux a server with SO_REUSEADDR can listen on a port that is still
+        reserved (see `PortReservation`), so there it is kept until the end, and
+        no other job can get it in between.
+        """
+        if self._ports is not None and sys.platform != "linux":
+            self._ports.close()
+
+    async def tell(self, event: dict[str, Any]) -> None:
+        """Tells the other agents, if there are any and they can be reached."""
+        if self._client is not None and self._settings.nodes > 1:
+            with contextlib.suppress(RendezvousError):
+                await self._client.tell(event)
+                self._told = True
+
+    async def close(self) -> None:
+        """Says goodbye and gives everything back."""
+        if self._told:
+            # What was told last must be on its way to the others before the goodbye is.
+            await asyncio.sleep(_DELIVERY_S)
+        if self._client is not None:
+            await self._client.leave()
+        if self._server is not None:
+            await self._server.close()
+        if self._ports is not None:
+            self._ports.close()
+
+    def _node(self, host: str) -> Node:
+        settings = self._settings
+        assert self._ports is not None
+        return Node(
+            node_rank=settings.node_rank,
+            host=host,
+            num_workers=len(self._ports.ports) - (settings.ps if settings.node_rank == 0 else 0),
+            ports=self._platform_ports() or self._ports.ports,
+            boot_id=_boot_id(),
+            settings={
+                "drumbeat": __version__,
+                "collectives": settings.collectives,
+                "ps": str(settings.ps),
+                "keep_tf_strategies": str(settings.keep_tf_strategies),
+            },
+            interface=_interface(host),
+        )
+
+    def _platform_ports(self) -> tuple[int, ...]:
+        """The port that the platform gave to this task, if it can be used."""
+        settings = self._settings
+        cluster = settings.platform
+        if cluster is None or cluster.task is None or settings.workers > 1 or settings.ps:
+            return ()
+        if settings.lone_task:
+            return ()
+        host, port = _split(cluster.address(cluster.task))
+        if settings.node_rank == 0 and settings.rendezvous == (host, port):
+            return ()  # the agents meet there
+        return (port,)
+
+    def _own_host(self, rendezvous: tuple[str, int]) -> str:
+        cluster = self._settings.platform
+        if cluster is not None and cluster.task is not None:
+            return _split(cluster.address(cluster.task))[0]
+        return _address_towards(rendezvous)
+
+    def _expected(self) -> tuple[str, ...]:
+        cluster = self._settings.platform
+        if cluster is None:
+            return ()
+        return tuple(f"{task} ({cluster.address(task)})" for task in cluster.sync_tasks)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _address_towards(address: tuple[str, int]) -> str:
+    """The address of this machine on the way to another; nothing is sent.
+
+    Raises:
+        RendezvousError: The other's name is unknown, or there is no way to it.
+    """
+    try:
+        family, kind, _, _, place = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(place)
+            return probe.getsockname()[0]
+    except OSError as error:
+        raise RendezvousError(
+            f"There is no way from this machine to the rendezvous at {address[0]}:{address[1]}: "
+            f"{error}. Expected an address of node 0 that every node can reach."
+        ) from None
+
+
+def _interface(host: str) -> str:
+    try:
+        return network_interface(host)
+    except OSError:
+        return ""
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,229 @@
+"""The agent's side of the parent process: start it, have workers forked, hear how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import drumbeat
+from drumbeat.errors import DrumbeatError
+from drumbeat.launch.parent import BOOTSTRAP, WorkerRequest, encode, start_message
+
+_STOP = encode({"stop": True})
+_LOG_TAIL_BYTES = 16 * 1024
+_STOP_TIMEOUT_S = 2.0
+_SEND_TIMEOUT_S = 30.0
+
+
+class ParentError(DrumbeatError):
+    """The process that imports TensorFlow and forks the workers did not do so."""
+
+
+class ParentProcess:
+    """A running parent, see `drumbeat.launch.parent`.
+
+    All methods but `start` belong into one event loop.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], connection: socket.socket, log: Path
+    ) -> None:
+        self._process = process
+        self._connection = connection
+        self._log = log
+        self._is_ready = asyncio.get_running_loop().create_future()
+        self._pids: dict[str, asyncio.Future[int]] = {}
+        self._ends: dict[str, asyncio.Future[int]] = {}
+        self._reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    def start(cls, variables: Mapping[str, str], preload: str, log: Path) -> ParentProcess:
+        """Starts the process; it is useful once `ready` returns.
+
+        It has a session of its own, so the terminal's Ctrl-C does not reach it.
+
+        Args:
+            variables: Its complete environment.
+            preload: Module to import.
+            log: File for what the import prints.
+
+        Raises:
+            OSError: No process can be started, or `log` can't be written.
+        """
+        ours, theirs = socket.socketpair()
+        root = str(Path(drumbeat.__file__).parents[1])
+        command = [sys.executable, "-c", BOOTSTRAP, root, str(theirs.fileno()), str(os.getpid())]
+        try:
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [*command, preload],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=dict(variables),
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        parent = cls(process, ours, log)
+        parent._reading = asyncio.ensure_future(parent._read())
+        return parent
+
+    async def ready(self, timeout_s: float) -> None:
+        """Waits until workers can be started.
+
+        Raises:
+            ParentError: It ended, or `timeout_s` passed; with what it printed.
+        """
+        try:
+            await asyncio.wait_for(asyncio.shield(self._is_ready), timeout_s)
+        except asyncio.TimeoutError:
+            raise ParentError(
+                f"Importing TensorFlow took longer than {timeout_s:g} s; nothing was started. Is "
+                "the disk or the machine very slow? --start-timeout allows more time."
+                f"{self._log_tail()}"
+            ) from None
+
+    async def start_worker(self, request: WorkerRequest, fds: Sequence[int]) -> int:
+        """Forks a worker and returns its process id.
+
+        Args:
+            request: What it is to run.
+            fds: stdout, stderr and, for MPI, the socket of its process manager.
+                They can be closed afterwards.
+
+        Raises:
+            ParentError: The parent is gone or does not answer.
+        """
+        loop = asyncio.get_running_loop()
+        self._pids[request.name] = loop.create_future()
+        self._ends[request.name] = loop.create_future()
+        message = start_message(request)
+        try:
+            # The descriptors go with the first byte; so small a write is never partial.
+            socket.send_fds(self._connection, [message[:1]], list(fds))
+            await asyncio.wait_for(
+                loop.sock_sendall(self._connection, message[1:]), _SEND_TIMEOUT_S
+            )
+            return await asyncio.wait_for(asyncio.shield(self._pids[request.name]), _SEND_TIMEOUT_S)
+        except (OSError, asyncio.TimeoutError):
+            raise ParentError(
+                f"{request.name} could not be started.{self._end_in_words()}{self._log_tail()}"
+            ) from None
+
+    async def end_of(self, name: str) -> int:
+        """Waits for the end of a worker: its exit code, or minus the signal that killed it.
+
+        Raises:
+            ParentError: The parent ended first, and took the worker with it.
+        """
+        return await asyncio.shield(self._ends[name])
+
+    def signal_workers(self, number: signal.Signals) -> None:
+        """Sends a signal to the process groups of all workers that have not ended."""
+        for name, pid in self._pids.items():
+            if not self._ends[name].done() and pid.done() and not pid.exception():
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid.result(), number)
+
+    @property
+    def running(self) -> list[asyncio.Future[int]]:
+        """The ends of the workers that have not ended."""
+        return [end for end in self._ends.values() if not end.done()]
+
+    async def stop(self) -> None:
+        """Ends the parent, within 2 s, and with it whatever of the workers is left."""
+        if self._is_ready.done() and not self._is_ready.exception():
+            with contextlib.suppress(OSError):
+                self._connection.send(_STOP)
+            deadline = asyncio.get_running_loop().time() + _STOP_TIMEOUT_S
+            while self._process.poll() is None:
+                if asyncio.get_running_loop().time() > deadline:
+                    break
+                await asyncio.sleep(0.01)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the parent at once; Linux then kills the workers."""
+        self.signal_workers(signal.SIGKILL)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        if self._reading is not None:
+            self._reading.cancel()
+        self._connection.close()
+
+    async def _read(self) -> None:
+        received = b""
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(OSError):
+            while data := await loop.sock_recv(self._connection, 65536):
+                received += data
+                while len(received) >= 4:
+                    end = 4 + int.from_bytes(received[:4], "big")
+                    if len(received) < end:
+                        break
+                    self._handle(_json_object(received[4:end]))
+                    received = received[end:]
+        self._lost()
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        match message:
+            case {"ready": _}:
+                _set(self._is_ready, 0)
+            case {"started": str(name), "pid": int(pid)}:
+                _set(self._pids[name], pid)
+            case {"ended": str(name), "status": int(status)}:
+                _set(self._ends[name], status)
+
+    def _lost(self) -> None:
+        """The parent closed the socket: it has ended, or will in a moment."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        text = f"The process that starts the workers ended.{self._end_in_words()}"
+        for future in (self._is_ready, *self._pids.values(), *self._ends.values()):
+            if not future.done():
+                future.set_exception(ParentError(f"{text}{self._log_tail()}"))
+                future.exception()  # nobody may be waiting for this one
+
+    def _end_in_words(self) -> str:
+        code = self._process.poll()
+        if code is None:
+            return ""
+        if code < 0:
+            return f" It was killed by {signal.Signals(-code).name}."
+        return f" Its exit code was {code}."
+
+    def _log_tail(self) -> str:
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(self._log.stat().st_size - _LOG_TAIL_BYTES, 0))
+                text = file.read().decode("utf-8", "backslashreplace").strip()
+        except OSError:
+            return ""
+        return f"\nIt printed:\n{text}" if text else ""
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    message = json.loads(data)
+    assert isinstance(message, dict), "the parent sends objects"
+    return message
+
+
+def _set(future: asyncio.Future[int], value: int) -> None:
+    if not future.done():
+        future.set_result(value)

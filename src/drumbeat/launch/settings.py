@@ -1,0 +1,324 @@
+"""From arguments and environment to the plan of a run. Nothing is started here.
+
+One precedence everywhere: argument, then environment (TF_CONFIG as a platform
+sets it, DRUMBEAT_TOKEN), then default. `RunSettings.notes` says in words for
+the log which of them decided, where that is not obvious.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from drumbeat.cluster.address import parse_address
+from drumbeat.cluster.spec import ClusterSpec, Task
+from drumbeat.cluster.wording import listed, shown
+from drumbeat.errors import ConfigError
+
+COLLECTIVES_CHOICES = ("auto", "mpi", "tensorflow")
+DEFAULT_START_TIMEOUT_S = 300.0
+DEFAULT_COLLECTIVE_TIMEOUT_S = 600.0
+MAX_PROCESSES = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunArguments:
+    """What was given on the command line; None stands for "not given".
+
+    Attributes:
+        command: The script or module, then its own arguments.
+        is_module: The command is a module's name (`-m`).
+        workers: Workers on this node.
+        ps: Parameter servers.
+        nodes: How many nodes the job has.
+        node_rank: Which of them this is, from 0.
+        rendezvous: "host:port" where the agents meet.
+        run_dir: Folder for this run's files.
+        collectives: "auto", "mpi" or "tensorflow".
+        keep_tf_strategies: Leave TensorFlow's strategies as they are.
+        start_timeout_s: Deadline for everything before the script starts.
+        collective_timeout_s: Deadline of one collective.
+    """
+
+    command: tuple[str, ...]
+    is_module: bool = False
+    workers: int | None = None
+    ps: int | None = None
+    nodes: int | None = None
+    node_rank: int | None = None
+    rendezvous: str | None = None
+    run_dir: str | None = None
+    collectives: str = "auto"
+    keep_tf_strategies: bool = False
+    start_timeout_s: float = DEFAULT_START_TIMEOUT_S
+    collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """A checked plan: what one agent is to run.
+
+    Attributes:
+        command: Path of the script or name of the module.
+        is_module: Which of the two.
+        args: The script's own arguments.
+        workers: Workers on this node, at least 1.
+        ps: Parameter servers, all on node 0.
+        nodes: Nodes in the job.
+        node_rank: 0 to `nodes - 1`.
+        rendezvous: Where the agents meet; None with one node.
+        token: Their shared secret; "" with one node.
+        run_dir: The folder as asked for, or None to make `runs/<run_name>`.
+        run_name: Name of the default folder, before it is made unique.
+        collectives: "auto", "mpi" or "tensorflow".
+        keep_tf_strategies: Leave TensorFlow's strategies as they are.
+        start_timeout_s: Deadline for everything before the script starts.
+        collective_timeout_s: Deadline of one collective.
+        platform: The cluster that TF_CONFIG described, if it decided the nodes.
+        lone_task: This process is a ps or an evaluator of the platform's
+            cluster: the script runs once, outside the synchronous training.
+        notes: For the log.
+    """
+
+    command: str
+    is_module: bool
+    args: tuple[str, ...]
+    workers: int
+    ps: int
+    nodes: int
+    node_rank: int
+    rendezvous: tuple[str, int] | None
+    token: str
+    run_dir: Path | None
+    run_name: str
+    collectives: str
+    keep_tf_strategies: bool
+    start_timeout_s: float
+    collective_timeout_s: float
+    platform: ClusterSpec | None = None
+    lone_task: Task | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    nodes: int = 1
+    node_rank: int = 0
+    rendezvous: tuple[str, int] | None = None
+    platform: ClusterSpec | None = None
+    lone_task: Task | None = None
+    notes: tuple[str, ...] = ()
+
+
+def plan_run(
+    arguments: RunArguments, env: Mapping[str, str], *, cpus: int, now: datetime
+) -> RunSettings:
+    """Checks everything that can be checked before anything is started.
+
+    Args:
+        arguments: The command line.
+        env: The environment.
+        cpus: How many CPUs this process may use.
+        now: For the name of the run's folder.
+
+    Raises:
+        ConfigError: Something can't be used as given.
+    """
+    if "DRUMBEAT_RANK" in env:
+        raise ConfigError(
+            "DRUMBEAT_RANK is set: this process is a worker of a job already, and a job in a job "
+            "would wait for itself. Unset it to start a job of its own."
+        )
+    _check_numbers(arguments)
+    check_command(arguments)
+    place = _place(arguments, env)
+    ps = arguments.ps or 0
+    workers = 1 if arguments.workers is None else arguments.workers
+    notes = [*place.notes]
+    if place.lone_task:
+        if workers > 1 or ps:
+            raise ConfigError(
+                f"This process is {place.lone_task} of the cluster in TF_CONFIG and runs the "
+                f"script once, but {workers} workers and {ps} ps were asked for. Leave out -n and "
+                "--ps here."
+            )
+    elif workers + ps > cpus:
+        notes.append(
+            f"{workers + ps} processes share {cpus} CPUs of this machine; more than one on a CPU "
+            "is slower than fewer workers would be."
+        )
+    return RunSettings(
+        command=arguments.command[0],
+        is_module=arguments.is_module,
+        args=arguments.command[1:],
+        workers=workers,
+        ps=ps,
+        nodes=place.nodes,
+        node_rank=place.node_rank,
+        rendezvous=place.rendezvous,
+        token=_token(place, env),
+        run_dir=Path(arguments.run_dir) if arguments.run_dir else None,
+        run_name=run_name(arguments, now),
+        collectives=arguments.collectives,
+        keep_tf_strategies=arguments.keep_tf_strategies,
+        start_timeout_s=arguments.start_timeout_s,
+        collective_timeout_s=arguments.collective_timeout_s,
+        platform=place.platform,
+        lone_task=place.lone_task,
+        notes=tuple(notes),
+    )
+
+
+def run_name(arguments: RunArguments, now: datetime) -> str:
+    """Name of the run's folder: `<script>-<time>`, safe as a file name."""
+    name = arguments.command[0]
+    stem = name if arguments.is_module else Path(name).stem
+    safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in stem).strip(".") or "run"
+    return f"{safe[:80]}-{now:%Y%m%d-%H%M%S}"
+
+
+def check_command(arguments: RunArguments) -> None:
+    """Looks whether there is something to run.
+
+    Raises:
+        ConfigError: No command, or the script is missing, a folder or unreadable.
+    """
+    if not arguments.command:
+        raise ConfigError("What should run? Give a script: drumbeat run -n 2 train.py")
+    name = arguments.command[0]
+    if arguments.is_module:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ConfigError(
+                f"-m {shown(name)} is not the name of a module; expected one such as "
+                "package.train. Leave out -m to run a file."
+            )
+        return
+    path = Path(name)
+    if path.is_dir():
+        raise ConfigError(f"{name} is a folder; expected a Python script.")
+    if not path.exists():
+        raise ConfigError(_missing(path))
+    if not os.access(path, os.R_OK):
+        raise ConfigError(f"{name} can't be read by this user; change its permissions.")
+
+
+def _missing(path: Path) -> str:
+    dotted = str(path).replace("/", ".")
+    if path.suffix == "" and (Path(f"{path}.py")).exists():
+        return f"{path} does not exist; did you mean {path}.py?"
+    if dotted.isidentifier():
+        return f"{path} does not exist in {Path.cwd()}. To run a module, put -m before its name."
+    return f"{path} does not exist (looked in {Path.cwd()}); expected a Python script."
+
+
+def _check_numbers(arguments: RunArguments) -> None:
+    limits = (
+        ("-n", arguments.workers, 1, MAX_PROCESSES, "workers"),
+        ("--ps", arguments.ps, 0, MAX_PROCESSES, "parameter servers"),
+        ("--nodes", arguments.nodes, 1, MAX_PROCESSES, "nodes"),
+        ("--node-rank", arguments.node_rank, 0, MAX_PROCESSES - 1, "this node's number"),
+    )
+    for option, value, low, high, meaning in limits:
+        if value is not None and not low <= value <= high:
+            raise ConfigError(f"{option} is {value} ({meaning}); expected {low} to {high}.")
+    timeouts = (
+        ("--start-timeout", arguments.start_timeout_s),
+        ("--collective-timeout", arguments.collective_timeout_s),
+    )
+    for option, seconds in timeouts:
+        if not 0 < seconds < float("inf"):
+            raise ConfigError(f"{option} is {seconds}; expected a number of seconds above 0.")
+    if arguments.collectives not in COLLECTIVES_CHOICES:
+        raise ConfigError(
+            f"--collectives is {shown(arguments.collectives)}; expected one of "
+            f"{listed(COLLECTIVES_CHOICES)}."
+        )
+
+
+def _place(arguments: RunArguments, env: Mapping[str, str]) -> _Place:
+    if arguments.nodes is not None:
+        return _place_from_arguments(arguments, env)
+    cluster = ClusterSpec.from_env(env)
+    if cluster is None:
+        for option, value in (
+            ("--node-rank", arguments.node_rank),
+            ("--rendezvous", arguments.rendezvous),
+        ):
+            if value is not None:
+                raise ConfigError(
+                    f"{option} is {shown(value)}, but --nodes is not given; expected how many "
+                    "nodes the job has, such as --nodes 2."
+                )
+        return _Place()
+    return _place_from_platform(arguments, cluster)
+
+
+def _place_from_arguments(arguments: RunArguments, env: Mapping[str, str]) -> _Place:
+    nodes = arguments.nodes or 1
+    ignored = ("TF_CONFIG is set, but --nodes is given and wins.",) if "TF_CONFIG" in env else ()
+    rank = arguments.node_rank
+    if nodes == 1:
+        if rank:
+            raise ConfigError(f"--node-rank is {rank} of --nodes 1; expected 0.")
+        return _Place(notes=ignored)
+    if rank is None:
+        raise ConfigError(
+            f"--nodes is {nodes}, but which of them is this? Give --node-rank 0 to {nodes - 1}, "
+            "another on each node."
+        )
+    if rank >= nodes:
+        raise ConfigError(f"--node-rank is {rank} of --nodes {nodes}; expected 0 to {nodes - 1}.")
+    if arguments.rendezvous is None:
+        raise ConfigError(
+            f"--nodes is {nodes}, but --rendezvous is not given; expected HOST:PORT, an address of "
+            "node 0 with a port that is free there, the same on every node."
+        )
+    address = _rendezvous(arguments.rendezvous)
+    return _Place(nodes=nodes, node_rank=rank, rendezvous=address, notes=ignored)
+
+
+def _place_from_platform(arguments: RunArguments, cluster: ClusterSpec) -> _Place:
+    task = cluster.task
+    assert task is not None, "from_env sets it"
+    if arguments.node_rank is not None:
+        raise ConfigError(
+            f"--node-rank is {arguments.node_rank}, but TF_CONFIG says that this is {task}. Leave "
+            "it out, or give --nodes as well to have TF_CONFIG ignored."
+        )
+    rank = cluster.rank_of(task) if task.type in ("chief", "worker") else -1
+    if rank < 0:
+        note = f"This is {task} of TF_CONFIG: the script runs once, outside the workers' training."
+        return _Place(platform=cluster, lone_task=task, notes=(note,))
+    nodes = cluster.world_size
+    notes = [f"TF_CONFIG: this is {task}, node {rank} of {nodes}."]
+    if nodes == 1:
+        return _Place(platform=cluster, notes=tuple(notes))
+    if arguments.rendezvous is not None:
+        address = _rendezvous(arguments.rendezvous)
+    else:
+        address = _rendezvous(cluster.address(cluster.chief))
+    return _Place(
+        nodes=nodes, node_rank=rank, rendezvous=address, platform=cluster, notes=tuple(notes)
+    )
+
+
+def _rendezvous(text: str) -> tuple[str, int]:
+    address = parse_address(text, "--rendezvous")
+    host = text.rpartition(":")[0].strip("[]")  # as given: "localhost" may be any loopback name
+    return host, address.port
+
+
+def _token(place: _Place, env: Mapping[str, str]) -> str:
+    if place.nodes == 1:
+        return ""
+    token = env.get("DRUMBEAT_TOKEN", "").strip()
+    if not token:
+        raise ConfigError(
+            f"DRUMBEAT_TOKEN is not set. The agents of the {place.nodes} nodes prove to each other "
+            "with it that they belong to the same job. Make one and set it on every node: "
+            "export DRUMBEAT_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')"
+        )
+    return token

@@ -1,0 +1,198 @@
+"""Watches the workers of a node, and what the other nodes tell, for the first failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drumbeat.errors import RendezvousError
+from drumbeat.launch.failures import Failure, explanation
+from drumbeat.launch.meeting import Meeting
+from drumbeat.launch.plan import LocalTask
+from drumbeat.launch.processes import ParentError, ParentProcess
+from drumbeat.launch.settings import RunSettings
+from drumbeat.launch.streams import WorkerStream
+
+# How long a failure that is only the echo of another waits for that other one.
+CAUSE_WAIT_S = 0.7
+_LAST_OUTPUT_S = 0.3
+# How long workers may go on after the chief where a platform has ps tasks: in synchronous
+# training they end by themselves, as servers of a coordinator they never do.
+_LINGER_S = 5.0
+_END_FENCE = "end of the job"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """A running process and its output."""
+
+    task: LocalTask
+    stdout: WorkerStream
+    stderr: WorkerStream
+    failure_path: Path
+
+
+class Watch:
+    """Waits for the end of the job on this node. `run` is called once, after all `add`s."""
+
+    def __init__(self, settings: RunSettings, parent: ParentProcess, meeting: Meeting) -> None:
+        self._settings = settings
+        self._parent = parent
+        self._meeting = meeting
+        self._workers: list[Worker] = []
+        self._failures: list[Failure] = []
+        self._changed = asyncio.Event()
+
+    def add(self, worker: Worker) -> None:
+        """Watches one more worker."""
+        self._workers.append(worker)
+
+    def aborted(self, name: str, code: int, text: str) -> None:
+        """Notes that a worker called MPI_Abort: it may be about to end, or unable to."""
+        failure = Failure(
+            name=name,
+            host=socket.gethostname(),
+            code=code or 1,
+            text=f"It called MPI_Abort: {text}",
+            consequence=True,
+        )
+        self._record(failure)
+
+    async def run(self) -> list[Failure]:
+        """Returns when all nodes have succeeded, or something failed anywhere.
+
+        Returns:
+            Nothing if the job succeeded. Otherwise what is known of the failure
+            so far, in the order in which it became known; the workers are still
+            to be stopped.
+        """
+        ends = {
+            worker.task.name: asyncio.ensure_future(self._report_end(worker))
+            for worker in self._workers
+        }
+        events = asyncio.ensure_future(self._report_events())
+        done = asyncio.ensure_future(self._until_done(ends))
+        changed = asyncio.ensure_future(self._changed.wait())
+        tasks = (*ends.values(), events, done, changed)
+        try:
+            await asyncio.wait({done, changed}, return_when=asyncio.FIRST_COMPLETED)
+            await self._wait_for_cause()
+            if not self._failures:
+                done.result()
+            return list(self._failures)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _until_done(self, ends: dict[str, asyncio.Future[None]]) -> None:
+        """Waits for the end of the job as long as nothing fails."""
+        await self._until_local_end(ends)
+        if self._settings.nodes > 1 and not self._failures:
+            try:
+                await self._meeting.client.fence(_END_FENCE, {}, None)
+            except RendezvousError as error:
+                self._record(self._node_failure({}, str(error), consequence=True))
+
+    async def _until_local_end(self, ends: dict[str, asyncio.Future[None]]) -> None:
+        chief = ends.get("chief 0")
+        platform = self._settings.platform
+        if self._settings.ps:
+            if chief is not None:
+                await chief
+        elif platform is not None and {"chief", "ps"} <= platform.jobs.keys():
+            if chief is not None:
+                await chief
+                await asyncio.wait(ends.values(), timeout=_LINGER_S)
+        else:
+            await asyncio.gather(*ends.values())
+
+    async def _wait_for_cause(self) -> None:
+        """Gives the failure behind an echo the time to become known."""
+        deadline = asyncio.get_running_loop().time() + CAUSE_WAIT_S
+        while self._failures and all(failure.consequence for failure in self._failures):
+            left_s = deadline - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return
+            self._changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), left_s)
+
+    async def _report_end(self, worker: Worker) -> None:
+        try:
+            code = await self._parent.end_of(worker.task.name)
+        except ParentError as error:
+            host = socket.gethostname()
+            how = "lost the process that starts its workers"
+            self._record(Failure(name="The agent", host=host, code=1, text=str(error), how=how))
+            return
+        if code == 0:
+            return
+        closed = [asyncio.ensure_future(s.closed.wait()) for s in (worker.stdout, worker.stderr)]
+        await asyncio.wait(closed, timeout=_LAST_OUTPUT_S)
+        for wait in closed:
+            wait.cancel()
+        failure = Failure(
+            name=worker.task.name,
+            host=socket.gethostname(),
+            code=code,
+            text=explanation(worker.stderr.tail_text(), worker.stdout.tail_text()),
+            consequence=_is_consequence(worker.failure_path),
+        )
+        self._record(failure)
+        await self._meeting.tell(failure.to_event())
+
+    async def _report_events(self) -> None:
+        while True:
+            event = await self._meeting.client.events.get()
+            reason = str(event.get("reason", ""))
+            match event.get("type"):
+                case "failed":
+                    self._record(Failure.from_event(event))
+                case "node_lost":
+                    self._record(self._node_failure(event, f"Lost contact with it: {reason}."))
+                case "node_left":
+                    self._record(self._node_failure(event, "It left the job.", consequence=True))
+                case "rendezvous_lost" | "rendezvous_closed":
+                    text = f"Lost contact with the other nodes: {reason}."
+                    self._record(self._node_failure({}, text, consequence=True))
+
+    def _node_failure(
+        self, event: dict[str, Any], text: str, *, consequence: bool = False
+    ) -> Failure:
+        return Failure(
+            name=f"node {event.get('node_rank', self._settings.node_rank)}",
+            host=str(event.get("host", socket.gethostname())),
+            code=1,
+            text=text,
+            consequence=consequence,
+            how="dropped out of the job",
+        )
+
+    def _record(self, failure: Failure) -> None:
+        self._failures.append(failure)
+        self._changed.set()
+
+
+def signal_failure(node_rank: int, number: signal.Signals) -> Failure:
+    """What the other nodes are told when this one is stopped by its user or platform."""
+    return Failure(
+        name=f"node {node_rank}",
+        host=socket.gethostname(),
+        code=128 + number,
+        how=f"was stopped by {number.name}",
+    )
+
+
+def _is_consequence(failure_path: Path) -> bool:
+    try:
+        note = json.loads(failure_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(note, dict) and note.get("consequence") is True
