@@ -1,0 +1,292 @@
+"""The interface through which workers talk to one another, and what is common to its kinds."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import tensorflow as tf
+
+from drumbeat.collectives.bridge import Bridge
+from drumbeat.collectives.calls import Call, TensorSpec
+from drumbeat.errors import CollectiveError, CollectiveTimeout, ConfigError
+
+OPS = ("sum", "min", "max")
+REDUCIBLE = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
+MOVABLE = (*REDUCIBLE, "bool", "uint8", "int8")
+
+Value = tf.Tensor | tf.IndexedSlices
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _not_converted(function: _Function) -> _Function:
+    """Keeps AutoGraph from rewriting what has no graph control flow; keeps the signature's type."""
+    return cast(_Function, tf.autograph.experimental.do_not_convert(function))
+
+
+class Communicator(ABC):
+    """Collective operations among the workers of a job.
+
+    Every worker must make the same calls in the same order. Before any data
+    moves the workers compare what they called: if it differs, every one of them
+    raises `CollectiveMismatch`. If one does not come within `timeout_s`, the
+    others raise `CollectiveTimeout`. After either, every further call raises
+    the same error again, as the workers are no longer in step.
+
+    Calls work eagerly and inside `tf.function` (also in loops and branches, with
+    shapes unknown when traced, not under XLA). In a graph TensorFlow raises
+    its own error class around our text: `last_error` has the original, and
+    `raise_last_error` raises it.
+
+    With one worker a call returns its input and does nothing else.
+
+    Results are the same bytes on every worker.
+    """
+
+    def __init__(self, *, rank: int, size: int, timeout_s: float, bridge: Bridge) -> None:
+        """Stores; use `drumbeat.collectives.choose.communicator` to get one."""
+        self.rank = rank
+        self.size = size
+        self.timeout_s = timeout_s
+        self._bridge = bridge
+        self._lock = threading.Lock()
+        self._sequence = 0
+        self._last_error: CollectiveError | None = None
+
+    @property
+    def last_error(self) -> CollectiveError | None:
+        """The error that ended this communicator's use, with its full text."""
+        return self._last_error
+
+    def raise_last_error(self) -> None:
+        """Raises `last_error` if there is one; for callers that caught TensorFlow's wrapper."""
+        if self._last_error is not None:
+            raise self._last_error from None
+
+    @_not_converted
+    def all_reduce(
+        self, tensors: Sequence[Value], op: str = "sum", *, name: str = ""
+    ) -> list[Value]:
+        """Combines each tensor, element by element, over all workers.
+
+        Args:
+            tensors: Same number, dtypes (`REDUCIBLE`) and shapes on every worker.
+                IndexedSlices may have any number of rows.
+            op: "sum", "min" or "max".
+            name: Label for error messages; must be the same on every worker.
+
+        Returns:
+            One result for each tensor. float16 and bfloat16 are combined in
+            float32 and rounded once. IndexedSlices (sum only) come back with all
+            workers' rows in rank order, as one worker would have them for the
+            concatenated batch.
+
+        Raises:
+            ConfigError: A dtype or op that is not supported.
+            CollectiveError: See the class.
+        """
+        values = [_tensor(value) for value in tensors]
+        self._check_op(op)
+        dense = [i for i, v in enumerate(values) if not isinstance(v, tf.IndexedSlices)]
+        sparse = [i for i, v in enumerate(values) if isinstance(v, tf.IndexedSlices)]
+        if sparse and op != "sum":
+            raise ConfigError(
+                f"all_reduce got op={op!r} and IndexedSlices, which can only be summed. "
+                "Convert them with tf.convert_to_tensor first."
+            )
+        _check_dtypes("all_reduce", REDUCIBLE, [values[i].dtype for i in dense])
+        if self.size == 1 or not values:
+            return values
+        if dense:
+            reduced = self._reduce_dense([values[i] for i in dense], op, name)
+            for i, result in zip(dense, reduced, strict=True):
+                values[i] = result
+        if sparse:
+            gathered = self._gather_slices([values[i] for i in sparse], name)
+            for i, result in zip(sparse, gathered, strict=True):
+                values[i] = result
+        return values
+
+    @_not_converted
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str = ""
+    ) -> list[tf.Tensor]:
+        """Gives every worker the tensors of one.
+
+        Args:
+            tensors: Same number, dtypes (`MOVABLE`) and shapes on every worker; only
+                the values of `root` matter.
+            root: Rank of the worker whose values are taken.
+            name: Label for error messages.
+
+        Raises:
+            ConfigError: A dtype that is not supported, or no such rank.
+            CollectiveError: See the class.
+        """
+        values: list[tf.Tensor] = [tf.convert_to_tensor(value) for value in tensors]
+        self._check_root(root)
+        _check_dtypes("broadcast", MOVABLE, [value.dtype for value in values])
+        if self.size == 1 or not values:
+            return values
+        body = functools.partial(self._run, "broadcast", root=root, name=name)
+        return self._bridge(body, values, [tf.TensorSpec(v.shape, v.dtype) for v in values])
+
+    @_not_converted
+    def all_gather(self, tensor: tf.Tensor, *, name: str = "") -> tf.Tensor:
+        """Concatenates the workers' tensors along the first axis, in rank order.
+
+        Args:
+            tensor: At least one dimension, dtype in `MOVABLE`. The number of rows may
+                differ among workers, and may be zero; all else must agree.
+            name: Label for error messages.
+
+        Raises:
+            ConfigError: A scalar, or a dtype that is not supported.
+            CollectiveError: See the class.
+        """
+        value = tf.convert_to_tensor(tensor)
+        _check_dtypes("all_gather", MOVABLE, [value.dtype])
+        if value.shape.rank == 0:
+            raise ConfigError("all_gather got a scalar; it needs rows to concatenate: use x[None].")
+        if self.size == 1:
+            return value
+        return self._gather_tensors([value], name)[0]
+
+    @_not_converted
+    def barrier(self, name: str = "") -> None:
+        """Returns when every worker has called it."""
+        if self.size > 1:
+            self._bridge(functools.partial(self._run, "barrier", name=name), [], [])
+
+    @_not_converted
+    def all_reduce_numpy(self, array: Any, op: str = "sum", *, name: str = "") -> np.ndarray:
+        """`all_reduce` of one array, for control data outside of graphs."""
+        with tf.init_scope():
+            return _numpy(self.all_reduce([tf.constant(array)], op, name=name)[0])
+
+    @_not_converted
+    def broadcast_numpy(self, array: Any, root: int = 0, *, name: str = "") -> np.ndarray:
+        """`broadcast` of one array, for control data outside of graphs."""
+        with tf.init_scope():
+            return _numpy(self.broadcast([tf.constant(array)], root, name=name)[0])
+
+    @_not_converted
+    def all_gather_numpy(self, array: Any, *, name: str = "") -> np.ndarray:
+        """`all_gather` of one array, for control data outside of graphs."""
+        with tf.init_scope():
+            return _numpy(self.all_gather(tf.constant(array), name=name))
+
+    def close(self, grace_s: float = 1.0) -> None:  # noqa: B027
+        """Ends the use of the connection; waits at most `grace_s` seconds for the others."""
+
+    # What an implementation provides; called on Python's side, one at a time.
+
+    @abstractmethod
+    def _agree(self, call: Call) -> None:
+        """Returns when every worker makes the same call, else raises."""
+
+    @abstractmethod
+    def _reduce(self, call: Call, values: list[Any], op: str) -> list[Any]:
+        """Combines values of dtypes in `REDUCIBLE` but the half ones."""
+
+    @abstractmethod
+    def _broadcast(self, call: Call, values: list[Any], root: int) -> list[Any]:
+        """Returns root's values."""
+
+    @abstractmethod
+    def _gather(self, call: Call, values: list[Any]) -> list[Any]:
+        """Concatenates rows; has to find out how many each worker has."""
+
+    def _run(self, kind: str, *values: Any, op: str = "", root: int = 0, name: str = "") -> list:
+        if not self._lock.acquire(timeout=self.timeout_s):
+            raise CollectiveTimeout(
+                f"worker {self.rank} waited {self.timeout_s:g} s to start {kind}: another thread "
+                "of the same process is still in a collective."
+            )
+        try:
+            if self._last_error is not None:
+                raise self._last_error
+            self._sequence += 1
+            call = self._describe(kind, values, op, root, name)
+            self._agree(call)
+            if kind == "all_reduce":
+                return self._reduce(call, list(values), op)
+            if kind == "broadcast":
+                return self._broadcast(call, list(values), root)
+            if kind == "all_gather":
+                return self._gather(call, list(values))
+            return []
+        except CollectiveError as error:
+            self._last_error = error
+            raise
+        finally:
+            self._lock.release()
+
+    def _describe(self, kind: str, values: Sequence[Any], op: str, root: int, name: str) -> Call:
+        specs = [TensorSpec(dtype=v.dtype.name, shape=tuple(v.shape)) for v in values]
+        if kind == "all_gather":
+            specs = [spec.any_rows for spec in specs]
+        # The usual op and root go without saying, as every call's text is read by people.
+        detail = f"op={op}" if op not in ("", "sum") else f"root={root}" if root else ""
+        return Call(
+            kind=kind, sequence=self._sequence, specs=tuple(specs), detail=detail, name=name
+        )
+
+    def _reduce_dense(self, values: list[Any], op: str, name: str) -> list[tf.Tensor]:
+        wide = [tf.cast(v, tf.float32) if v.dtype.size == 2 else v for v in values]
+        body = functools.partial(self._run, "all_reduce", op=op, name=name)
+        results = self._bridge(body, wide, [tf.TensorSpec(v.shape, v.dtype) for v in wide])
+        return [tf.cast(r, v.dtype) for r, v in zip(results, values, strict=True)]
+
+    def _gather_tensors(self, values: list[Any], name: str) -> list[tf.Tensor]:
+        specs = [
+            tf.TensorSpec([None, *v.shape[1:]] if v.shape.rank else None, v.dtype) for v in values
+        ]
+        return self._bridge(functools.partial(self._run, "all_gather", name=name), values, specs)
+
+    def _gather_slices(self, slices: list[Any], name: str) -> list[tf.IndexedSlices]:
+        pieces = [piece for s in slices for piece in (s.values, s.indices)]
+        _check_dtypes("all_reduce", MOVABLE, [piece.dtype for piece in pieces])
+        gathered = self._gather_tensors(pieces, name or "IndexedSlices")
+        return [
+            tf.IndexedSlices(gathered[2 * i], gathered[2 * i + 1], s.dense_shape)
+            for i, s in enumerate(slices)
+        ]
+
+    def _check_op(self, op: str) -> None:
+        if op not in OPS:
+            raise ConfigError(f"all_reduce got op={op!r}; expected one of {', '.join(OPS)}.")
+
+    def _check_root(self, root: int) -> None:
+        if not 0 <= root < self.size:
+            raise ConfigError(
+                f"broadcast got root={root}; expected a rank from 0 to {self.size - 1}."
+            )
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+    return np.asarray(tensor.numpy())
+
+
+def _check_dtypes(kind: str, allowed: Sequence[str], dtypes: Sequence[tf.DType]) -> None:
+    for position, dtype in enumerate(dtypes):
+        if dtype.name not in allowed:
+            raise ConfigError(
+                f"{kind} can't carry {dtype.name} (tensor {position + 1} of {len(dtypes)}); "
+                f"expected one of {', '.join(allowed)}. Cast or encode it first."
+            )
+
+
+def row_elements(shape: Sequence[int]) -> int:
+    """How many elements one row of `shape` has."""
+    return math.prod(shape[1:])

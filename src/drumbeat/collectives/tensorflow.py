@@ -1,0 +1,204 @@
+"""Communicator over TensorFlow's own collective ops: NCCL among GPUs, a gRPC ring elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from drumbeat import tf_internals
+from drumbeat.cluster.spec import ClusterSpec
+from drumbeat.collectives.bridge import Bridge
+from drumbeat.collectives.calls import TEXT_BYTES, Call, mismatch_message, text_from_bytes
+from drumbeat.collectives.communicator import Communicator
+from drumbeat.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, ConfigError
+
+# Groups of devices, numbered alike on every worker.
+_HOST_GROUP = 1
+_GPU_GROUP = 2
+# Numbers of one call's parts: header, text or rows, then payloads.
+_KEYS_PER_CALL = 64
+_MERGE = {"sum": "Add", "min": "Min", "max": "Max"}
+_ON_GPU = ("float32", "float64")
+
+
+class TensorFlowCommunicator(Communicator):
+    """Collectives of TensorFlow's runtime over the addresses of TF_CONFIG.
+
+    Each call runs eagerly from a Python function, in a graph too, so that the
+    number of a call is its place in the order of execution, and errors are ours.
+    The workers' fingerprints are gathered on the CPU; floats travel between GPUs
+    when every worker has one.
+    """
+
+    def __init__(self, *, rank: int, size: int, timeout_s: float, gpu: bool) -> None:
+        """Stores; use `connect`."""
+        super().__init__(rank=rank, size=size, timeout_s=timeout_s, bridge=Bridge(on_device=True))
+        self._gpu = gpu
+        self._key = 0
+
+    @classmethod
+    def connect(cls, cluster: ClusterSpec, *, timeout_s: float) -> TensorFlowCommunicator:
+        """Joins the cluster; must come before TensorFlow runs its first op.
+
+        Args:
+            cluster: TF_CONFIG's cluster, with this process's task; only its chief and
+                workers take part.
+            timeout_s: Deadline of one collective, seconds.
+
+        Raises:
+            ConfigError: TensorFlow is already initialised, or the task does not train.
+            CollectiveTimeout: The other workers did not come in time.
+        """
+        if cluster.task is None or cluster.task not in cluster.sync_tasks:
+            raise ConfigError(
+                f"this process is {cluster.task}, which does not train in the cluster {cluster}. "
+                "Expected its chief or one of its workers."
+            )
+        rank, size = cluster.rank_of(cluster.task), cluster.world_size
+        communicator = cls(rank=rank, size=size, timeout_s=timeout_s, gpu=False)
+        if size > 1:
+            _join(cluster)
+            communicator._meet()
+        return communicator
+
+    def _meet(self) -> None:
+        # All or none use GPUs: a group must have a device of every worker.
+        mine = len(tf.config.list_logical_devices("GPU"))
+        self._gpu = bool(self.all_reduce_numpy(np.int64(mine), "min", name="connect") > 0)
+
+    def _agree(self, call: Call) -> None:
+        self._key = (self._sequence * _KEYS_PER_CALL) % (2**31 - _KEYS_PER_CALL)
+        prints = self._host_gather(call, np.array([call.fingerprint()], np.int64))
+        if len(set(prints.tolist())) > 1:
+            text = np.frombuffer(call.to_bytes(), np.uint8).astype(np.int32)
+            texts = self._host_gather(call, text).astype(np.uint8).reshape(self.size, TEXT_BYTES)
+            raise CollectiveMismatch(
+                mismatch_message([text_from_bytes(row.tobytes()) for row in texts])
+            )
+
+    def _reduce(self, call: Call, values: list[Any], op: str) -> list[Any]:
+        def reduce(flat: Any) -> Any:
+            return self._collective(
+                call,
+                flat.dtype,
+                lambda **where: tf_internals.all_reduce_v2(
+                    flat, merge_op=_MERGE[op], final_op="Id", **where
+                ),
+            )
+
+        return _by_dtype(values, reduce)
+
+    def _broadcast(self, call: Call, values: list[Any], root: int) -> list[Any]:
+        def send(flat: Any) -> Any:
+            carrier = _to_carrier(flat)
+
+            def run(**where: Any) -> Any:
+                if self.rank == root:
+                    return tf_internals.broadcast_send_v2(carrier, **where)
+                return tf_internals.broadcast_recv_v2(carrier.shape, carrier.dtype, **where)
+
+            return tf.cast(self._collective(call, carrier.dtype, run), flat.dtype)
+
+        return _by_dtype(values, send)
+
+    def _gather(self, call: Call, values: list[Any]) -> list[Any]:
+        tensors = [tf.convert_to_tensor(value) for value in values]
+        mine = np.array([[len(tensor) for tensor in tensors]], np.int64)
+        rows = self._host_gather(call, mine)
+        return [self._gather_one(call, t, rows[:, i].tolist()) for i, t in enumerate(tensors)]
+
+    def _gather_one(self, call: Call, tensor: Any, rows: list[int]) -> Any:
+        longest = max(rows)
+        if not longest or not all(tensor.shape[1:]):
+            return tf.zeros([sum(rows), *tensor.shape[1:]], tensor.dtype)
+        # The op wants equal shapes: fill up, gather, take the fill out again.
+        carrier = _to_carrier(tensor)
+        fill = [[0, longest - len(tensor)], *[[0, 0]] * (tensor.shape.rank - 1)]
+        padded = tf.pad(carrier, fill) if longest > len(tensor) else carrier
+        gathered = self._collective(
+            call, carrier.dtype, lambda **where: tf_internals.all_gather_v2(padded, **where)
+        )
+        if min(rows) < longest:
+            starts = [rank * longest for rank in range(self.size)]
+            parts = [gathered[s : s + n] for s, n in zip(starts, rows, strict=True)]
+            gathered = tf.concat(parts, 0)
+        return tf.cast(gathered, tensor.dtype)
+
+    def _host_gather(self, call: Call, array: np.ndarray) -> np.ndarray:
+        tensor = tf.constant(array)
+        gathered = self._collective(
+            call, tensor.dtype, lambda **where: tf_internals.all_gather_v2(tensor, **where)
+        )
+        return gathered.numpy()
+
+    def _collective(self, call: Call, dtype: tf.DType, run: Callable[..., Any]) -> Any:
+        """Runs one op in the group that carries `dtype`, and words its errors."""
+        self._key += 1
+        on_gpu = self._gpu and dtype.name in _ON_GPU
+        where = {
+            "group_size": self.size,
+            "group_key": _GPU_GROUP if on_gpu else _HOST_GROUP,
+            "instance_key": self._key,
+            "communication_hint": "auto",
+            "timeout": self.timeout_s,
+        }
+        try:
+            with tf.device("GPU:0" if on_gpu else "CPU:0"):
+                return run(**where)
+        except tf.errors.DeadlineExceededError as error:
+            raise CollectiveTimeout(
+                f"worker {self.rank} waited {self.timeout_s:g} s in {call} for "
+                f"{self.size - 1} other worker(s); TensorFlow can't tell which of them is "
+                "missing. Look into their logs, or allow more time."
+            ) from error
+        except tf.errors.OpError as error:
+            raise CollectiveError(
+                f"worker {self.rank} lost another worker in {call}: TensorFlow says "
+                f"{error.message}. Look into the other workers' logs."
+            ) from error
+
+
+def _join(cluster: ClusterSpec) -> None:
+    if tf_internals.context_is_initialized():
+        raise ConfigError(
+            "TensorFlow has already run an operation or listed its devices, so it can't join the "
+            "other workers any more. Create the strategy first thing in the script, right after "
+            "the imports, or choose --collectives mpi."
+        )
+    assert cluster.task is not None
+    jobs: dict[str, list[str]] = {}
+    for task in cluster.sync_tasks:
+        jobs.setdefault(task.type, []).append(cluster.address(task))
+    tf_internals.join_cluster(
+        jobs,
+        job=cluster.task.type,
+        index=cluster.task.index,
+        protocol=cluster.rpc_layer or "grpc",
+    )
+
+
+def _by_dtype(values: Sequence[Any], run: Callable[[Any], Any]) -> list[Any]:
+    """Runs a function of one flat tensor for each dtype, and cuts its results up again."""
+    results = [tf.convert_to_tensor(value) for value in values]
+    groups: dict[tf.DType, list[int]] = {}
+    for i, value in enumerate(results):
+        if value.shape.num_elements():
+            groups.setdefault(value.dtype, []).append(i)
+    for members in groups.values():
+        flat = [tf.reshape(results[i], [-1]) for i in members]
+        whole = run(flat[0] if len(flat) == 1 else tf.concat(flat, 0))
+        parts = tf.split(whole, [len(part) for part in flat]) if len(flat) > 1 else [whole]
+        for i, part in zip(members, parts, strict=True):
+            results[i] = tf.reshape(part, results[i].shape)
+    return results
+
+
+_CARRIERS = {"bool": tf.int32, "uint8": tf.int32, "int8": tf.int32, "bfloat16": tf.float32}
+
+
+def _to_carrier(tensor: Any) -> Any:
+    """The tensor in a dtype that the ops take and that holds its values exactly."""
+    return tf.cast(tensor, _CARRIERS.get(tensor.dtype.name, tensor.dtype))
