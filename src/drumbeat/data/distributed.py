@@ -12,8 +12,10 @@ Two ways lead from a user's dataset to a worker's batches:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, ClassVar
 
 import tensorflow as tf
 
@@ -21,6 +23,8 @@ from drumbeat.data.rows import BatchRows, num_rows
 from drumbeat.data.shares import start_of
 from drumbeat.errors import DataError
 from drumbeat.tf_internals import IteratorSpec, OwnedIterator
+
+_numbers = itertools.count()
 
 
 class Feed:
@@ -32,9 +36,14 @@ class Feed:
             outside of a graph. None for sliced input.
     """
 
+    # A type specification may hold only plain values: it names its feed by number.
+    numbered: ClassVar[MutableMapping[int, Feed]] = weakref.WeakValueDictionary()
+
     def __init__(self, rows: BatchRows, sum_rows: Callable[[Any], Any] | None = None) -> None:
         self.rows = rows
         self.sum_rows = sum_rows
+        self.number = next(_numbers)
+        self.numbered[self.number] = self
 
 
 class DistributedDataset(tf.distribute.DistributedDataset):
@@ -172,8 +181,12 @@ class DistributedIteratorSpec(IteratorSpec):
         return DistributedIterator
 
     def _serialize(self) -> tuple[Any, ...]:
-        # Compared and hashed, never read back: a feed is as good as its identity.
-        return (self._element_spec, id(self._feed))
+        return (self._element_spec, self._feed.number)
+
+    @classmethod
+    def _deserialize(cls, serialization: tuple[Any, ...]) -> DistributedIteratorSpec:
+        element_spec, number = serialization
+        return cls(element_spec, Feed.numbered[number])
 
     def _from_components(self, components: Any) -> DistributedIterator:
         return DistributedIterator(
