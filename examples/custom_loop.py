@@ -92,7 +92,13 @@ def make_checkpoints(
     )
     newest = tf.train.latest_checkpoint(folder)
     if newest:
-        checkpoint.restore(newest).expect_partial()
+        try:
+            checkpoint.restore(newest)
+        except ValueError as error:
+            raise SystemExit(
+                f"{newest} holds another network ({error}). "
+                "Choose another --model-dir, or delete that folder to start anew."
+            ) from None
     if not recipe.is_chief(strategy):
         folder = Path(tempfile.mkdtemp(prefix="not-the-chief-"))
     return tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)

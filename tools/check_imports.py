@@ -89,7 +89,8 @@ def _check_one(found: Import) -> Iterator[str]:
                 f"{found.by} touches {found.name}; "
                 f"only src/{PACKAGE}/{owner}.py may touch {internal}"
             )
-    if not _is_within(found.name, PACKAGE):
+    # The bare package is loaded whenever a part of it is; its attributes are looked at by name.
+    if not _is_within(found.name, PACKAGE) or found.name == PACKAGE:
         return
     if layer not in MAY_IMPORT:
         yield found.problem(
@@ -166,7 +167,7 @@ def _is_type_checking(node: ast.AST) -> bool:
 
 
 def _names(node: ast.AST, package: str, modules: dict[str, Path]) -> Iterator[str]:
-    """Full names of what `node` imports or, for others' internals, spells out."""
+    """Full names of what `node` imports, or spells out after a shorter import."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -178,10 +179,10 @@ def _names(node: ast.AST, package: str, modules: dict[str, Path]) -> Iterator[st
             is_plain_name = _is_within(base, PACKAGE) and base != PACKAGE and name not in modules
             yield base if is_plain_name else name
     elif isinstance(node, ast.Attribute):
-        spelled = ast.unparse(node)
         # Only the exact name, or each longer one around it would be reported again.
-        if spelled.replace("tf.", "tensorflow.", 1) in INTERNALS:
-            yield spelled.replace("tf.", "tensorflow.", 1)
+        spelled = ast.unparse(node).replace("tf.", "tensorflow.", 1)
+        if spelled in INTERNALS or spelled in {f"{PACKAGE}.{layer}" for layer in MAY_IMPORT}:
+            yield spelled
     elif isinstance(node, ast.Call) and node.args and _is_import_call(node.func):
         name = node.args[0]
         if isinstance(name, ast.Constant) and isinstance(name.value, str):

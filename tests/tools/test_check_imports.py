@@ -59,6 +59,10 @@ BAD = {
         "data/a.py:2",
     ),
     "package's own name": ({"data/a.py": "from drumbeat import strategy"}, "drumbeat.strategy"),
+    "attribute of the package": (
+        {"launch/a.py": "import drumbeat\nx = drumbeat.training.fit"},
+        "launch/a.py:2",
+    ),
     "unknown layer": ({"helpers.py": "import drumbeat.errors"}, "in no layer"),
     "tensorflow internals": (
         {"data/a.py": "from tensorflow.python.distribute import values"},
@@ -91,6 +95,7 @@ GOOD = {
     "own layer": {"data/a.py": "from drumbeat.data.b import x", "data/b.py": "x = 1"},
     "relative": {"data/a.py": "from .b import x\nfrom .. import errors", "data/b.py": "x = 1"},
     "version": {"cli/a.py": "from drumbeat import __version__"},
+    "package itself": {"launch/a.py": "import drumbeat\nx = drumbeat.__file__"},
     "internals in their file": {
         "tf_internals.py": "from tensorflow.python.eager import context",
         "keras_internals.py": "import keras\nx = keras.src.backend",
