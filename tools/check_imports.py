@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "collectives": frozenset({"cluster"}),
     "data": frozenset({"cluster"}),
     "state": frozenset({"cluster"}),
+    "__main__": frozenset({"cli"}),
     "errors": frozenset(),
     "tf_internals": frozenset(),
     "keras_internals": frozenset(),
