@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
+import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import groupby
@@ -146,11 +148,8 @@ class PmiServer:
             self._entered.pop(rank, None)
             self._writers.pop(rank, None)
             writer.close()
-            # A rank that ends without MPI_Finalize does not hold up the others'.
-            # Before MPI_Init is through it is missed: its addresses are needed.
-            if self._barriers:
-                self._gone.add(rank)
-                self._finish_barrier()
+            self._gone.add(rank)
+            self._finish_barrier()
 
     def _answer(self, rank: int, writer: asyncio.StreamWriter, line: str) -> bool:
         """Handles one request; False ends the connection."""
@@ -202,7 +201,13 @@ class PmiServer:
         self._finish_barrier()
 
     def _finish_barrier(self) -> None:
-        if self._entered and len(self._entered) + len(self._gone) == len(self._ranks):
+        """Completes the barrier if all ranks that it needs have entered it.
+
+        A rank that ended without MPI_Finalize must not hold up the others in
+        theirs. In MPI_Init, where there are puts, its own would be missed.
+        """
+        present = len(self._entered) + (0 if self._puts else len(self._gone))
+        if self._entered and present == len(self._ranks):
             entered, self._entered = self._entered, {}
             puts, self._puts = self._puts, {}
             name = f"pmi:{self._name}:{self._barriers}"
@@ -227,14 +232,14 @@ class PmiServer:
 def parse_line(line: str) -> dict[str, str]:
     """A request or answer of PMI-1 as a dict.
 
-    `value` and `message` come last and may contain spaces and equals signs.
+    `value` or `message` comes last and may contain spaces and equals signs.
     """
     line = line.rstrip("\n")
     fields: dict[str, str] = {}
-    for free_text in ("value", "message"):
-        line, separator, text = line.partition(f" {free_text}=")
-        if separator:
-            fields[free_text] = text
+    free_text = re.search(r" (value|message)=", line)
+    if free_text:
+        fields[free_text[1]] = line[free_text.end() :]
+        line = line[: free_text.start()]
     for part in line.split():
         name, separator, value = part.partition("=")
         if separator:
@@ -270,10 +275,13 @@ def mpi_environment(nodes: Sequence[Node], node_rank: int) -> dict[str, str]:
       namespaces, a rehearsal): UCX would find shared memory there that MPICH was
       told not to use. Within a node MPICH's own shared memory is not affected.
 
+    Nodes that know each other by loopback addresses get nothing: UCX can't go
+    over the loopback interface alone, and does find its way within one machine.
+
     Empty for one node. Values that the user has set should win over these.
     """
     working = [node for node in nodes if node.num_workers > 0]
-    if len(working) < 2:
+    if len(working) < 2 or any(_is_loopback(node.host) for node in working):
         return {}
     environment: dict[str, str] = {}
     interface = nodes[node_rank].interface
@@ -282,6 +290,13 @@ def mpi_environment(nodes: Sequence[Node], node_rank: int) -> dict[str, str]:
     if len({node.boot_id for node in working}) < len(working):
         environment["UCX_TLS"] = "tcp,self"
     return environment
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def shared_memory_path(name: str, node_index: int) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import ipaddress
 import socket
 import struct
 from pathlib import Path
@@ -59,9 +58,9 @@ def reserve_ports(count: int) -> PortReservation:
 def network_interface(host: str) -> str:
     """Name of the interface of this machine that has the address `host`, or "".
 
-    Returns "" when `host` is not an IPv4 address of this machine (a name of a
-    service, an address behind NAT), on other systems than Linux, and on machines
-    with RDMA devices: there the choice is better left to UCX.
+    Returns "" when `host` is not an IPv4 address of an interface of this machine
+    (the name of a service, an address behind NAT), on other systems than Linux,
+    and on machines with RDMA devices: there the choice is better left to UCX.
 
     Raises:
         OSError: `host` is a name that can't be resolved.
@@ -69,9 +68,6 @@ def network_interface(host: str) -> str:
     if _RDMA_DEVICES.is_dir() and any(_RDMA_DEVICES.iterdir()):
         return ""
     wanted = {info[4][0] for info in socket.getaddrinfo(host, None, socket.AF_INET)}
-    if any(ipaddress.ip_address(address).is_loopback for address in wanted):
-        # 127.0.0.2 and the like belong to the interface without being its address.
-        wanted.add("127.0.0.1")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             if _interface_address(probe, name) in wanted:
