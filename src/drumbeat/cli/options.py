@@ -9,7 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from drumbeat import __version__
-from drumbeat.launch import settings
+from drumbeat.launch import parent, settings
 from drumbeat.launch.start import run_job
 
 app = typer.Typer(
@@ -18,9 +18,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-# Imported once on each node, before its workers are forked; patches Keras and TensorFlow there.
-PRELOAD = "drumbeat.training.unmodified"
 
 # Optional, not `X | None`: typer evaluates these at run time, on Python 3.10 too.
 Number = Optional[int]  # noqa: UP045
@@ -118,4 +115,6 @@ def run(
         start_timeout_s=start_timeout,
         collective_timeout_s=collective_timeout,
     )
-    raise typer.Exit(run_job(arguments, dict(os.environ), argv=sys.argv, preload=PRELOAD))
+    raise typer.Exit(
+        run_job(arguments, dict(os.environ), argv=sys.argv, preload=parent.DEFAULT_PRELOAD)
+    )

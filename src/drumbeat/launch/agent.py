@@ -154,8 +154,8 @@ class Agent:
     async def _work(self) -> Outcome:
         settings = self._settings
         count = tasks_on_node(settings, settings.node_rank, settings.workers)
-        threads = environment.share_of(self._machine.cpus, self._machine.gpus, 0, count).threads
-        variables = environment.parent_variables(self._machine.environ, threads)
+        share = environment.share_of(self._machine.cpus, self._machine.gpus, 0, count)
+        variables = environment.parent_variables(self._machine.environ, share)
         log = self._run_dir / _log_name("parent", settings.node_rank)
         self._parent = ParentProcess.start(variables, self._preload, log)
         ready = asyncio.ensure_future(self._parent.ready(settings.start_timeout_s))
@@ -192,7 +192,7 @@ class Agent:
         settings, roster = self._settings, self._meeting.client.roster
         cluster = cluster_of(settings, roster)
         tasks = local_tasks(settings, roster, cluster)
-        assert self._parent is not None
+        assert self._parent is not None  # noqa: S101
         self._watch = Watch(settings, self._parent, self._meeting)
         started_s = time.monotonic()
         if collectives == "mpi" and not settings.lone_task:
@@ -220,7 +220,7 @@ class Agent:
             return await client.fence(name, values, deadline_s if values else None)
 
         def on_abort(rank: int, code: int, text: str) -> None:
-            assert self._watch is not None
+            assert self._watch is not None  # noqa: S101
             self._watch.aborted(names.get(rank, f"rank {rank}"), code, text)
 
         return PmiServer(
@@ -263,7 +263,7 @@ class Agent:
             cpus=list(worker.cpus),
             failure_path=str(failure_path),
         )
-        assert self._parent is not None
+        assert self._parent is not None  # noqa: S101
         try:
             await self._parent.start_worker(request, fds)
         finally:
@@ -289,6 +289,7 @@ class Agent:
             run_dir=str(self._run_dir),
             name=task.name,
             timeout_s=self._settings.collective_timeout_s,
+            seed=int(self._meeting.client.job_id, 16) % 2**32,
             keep_tf_strategies=self._settings.keep_tf_strategies,
         )
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import shutil
+import struct
 import termios
 from collections.abc import Mapping
 from pathlib import Path
 
 from drumbeat.launch.output import Screen
-from drumbeat.launch.streams import DescriptorSink, FileSink, Sink, WorkerStream, Writer
+from drumbeat.launch.streams import (
+    DescriptorSink,
+    FileSink,
+    Sink,
+    WorkerStream,
+    Writer,
+    wait_closed,
+)
 
 FLUSH_TIMEOUT_S = 2.0
 _OUTPUT_FLAGS, _WINDOW_ROWS = 1, 24
@@ -87,11 +96,7 @@ class Console:
 
     async def drain(self, timeout_s: float) -> None:
         """Reads what the workers, ended by now, have left; then closes the streams."""
-        waits = [asyncio.ensure_future(stream.closed.wait()) for stream in self._streams]
-        if waits:
-            _, late = await asyncio.wait(waits, timeout=timeout_s)
-            for wait in late:
-                wait.cancel()
+        await wait_closed(self._streams, timeout_s)
         for stream in self._streams:
             stream.drain()
         self._streams = []
@@ -121,8 +126,7 @@ class Console:
         attributes[_OUTPUT_FLAGS] &= ~termios.OPOST  # newlines stay newlines
         termios.tcsetattr(write, termios.TCSANOW, attributes)
         columns = max(self._width() - len(f"[{self._chief}] "), 20)
-        with contextlib.suppress(AttributeError):  # before Python 3.11
-            termios.tcsetwinsize(write, (_WINDOW_ROWS, columns))
+        fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("HHHH", _WINDOW_ROWS, columns, 0, 0))
         for fd in (read, write):
             os.set_inheritable(fd, False)
         return read, write

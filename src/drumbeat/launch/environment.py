@@ -17,13 +17,9 @@ from dataclasses import dataclass, field
 from drumbeat.cluster.identity import Identity
 
 NVIDIA_SMI_TIMEOUT_S = 20.0
-# Read by TensorFlow when its library is loaded, so the parent needs them, not only the workers.
-PARENT_DEFAULTS = {
-    "TF_ENABLE_ONEDNN_OPTS": "1",
-    # 2 hides INFO and WARNING of the C++ side: at start-up these are remarks about CUDA
-    # libraries and CPU features, in every worker.
-    "TF_CPP_MIN_LOG_LEVEL": "2",
-}
+# At start-up TensorFlow's C++ side remarks on CUDA libraries and CPU features, in every worker:
+# as INFO and WARNING, which 2 hides, and on machines without a GPU as an ERROR, which 3 hides.
+LOG_LEVEL_VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 # The token opens the job's rendezvous; a script has no use for it and may print its environment.
 SECRET_VARIABLES = ("DRUMBEAT_TOKEN",)
@@ -83,18 +79,19 @@ def share_of(
     return Share(cpus=tuple(cpus[start : start + size]), threads=size, gpu=gpu)
 
 
-def parent_variables(environ: Mapping[str, str], threads: int) -> dict[str, str]:
+def parent_variables(environ: Mapping[str, str], share: Share) -> dict[str, str]:
     """The environment of the process that imports TensorFlow before the workers are forked.
 
     A variable that the user has set stays as it is.
 
     Args:
         environ: The agent's own environment.
-        threads: The share of one worker: libraries that count their threads
-            when they are loaded must see it already.
+        share: The share of one worker: TensorFlow reads some of its settings,
+            and others count their threads, when their library is loaded.
     """
-    variables = {name: str(threads) for name in THREAD_VARIABLES}
-    variables.update(PARENT_DEFAULTS)
+    variables = {name: str(share.threads) for name in THREAD_VARIABLES}
+    variables["TF_ENABLE_ONEDNN_OPTS"] = "1"
+    variables[LOG_LEVEL_VARIABLE] = "3" if share.gpu is None else "2"
     variables.update(environ)
     for name in SECRET_VARIABLES:
         variables.pop(name, None)
@@ -119,7 +116,7 @@ def worker_environment(
         tf_config: The job as this task sees it, JSON; None to have no TF_CONFIG.
         mpi: Variables of the MPI library; None without MPI.
     """
-    variables = parent_variables(environ, share.threads)
+    variables = parent_variables(environ, share)
     if share.gpu is not None:
         variables["CUDA_VISIBLE_DEVICES"] = share.gpu
     variables.pop("TF_CONFIG", None)

@@ -95,7 +95,7 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
     Args:
         failures: At least one, in the order in which they became known.
     """
-    assert failures, "nothing failed"
+    assert failures, "nothing failed"  # noqa: S101
     return next((failure for failure in failures if not failure.consequence), failures[0])
 
 

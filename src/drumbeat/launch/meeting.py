@@ -39,7 +39,7 @@ class Meeting:
     @property
     def client(self) -> Client:
         """The connection to the other agents."""
-        assert self._client is not None, "start comes first"
+        assert self._client is not None, "start comes first"  # noqa: S101
         return self._client
 
     async def start(self, *, ports: int) -> None:
@@ -59,7 +59,7 @@ class Meeting:
         if settings.nodes == 1:
             self._client = Client.alone(self._node("127.0.0.1"), secrets.token_hex(8))
             return
-        assert settings.rendezvous is not None, "plan_run sees to it"
+        assert settings.rendezvous is not None, "plan_run sees to it"  # noqa: S101
         if settings.node_rank == 0:
             self._server = await Server.start(settings.rendezvous, settings.token, settings.nodes)
         address = self._server.address if self._server else settings.rendezvous
@@ -104,7 +104,7 @@ class Meeting:
 
     def _node(self, host: str) -> Node:
         settings = self._settings
-        assert self._ports is not None
+        assert self._ports is not None  # noqa: S101
         return Node(
             node_rank=settings.node_rank,
             host=host,

@@ -42,11 +42,11 @@ _PROGRESS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line as a terminal would show it at its end.
+    r"""One line as a terminal would show it at its end.
 
     Attributes:
         text: Without line end, carriage returns and backspaces. Bytes that are
-            not UTF-8 appear as `\\xNN`.
+            not UTF-8 appear as `\xNN`.
         redrawn: Whether it was drawn over itself, as progress bars do.
     """
 

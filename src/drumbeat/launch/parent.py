@@ -14,6 +14,7 @@ afterwards the closed socket tells.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import importlib
@@ -31,6 +32,8 @@ from typing import Any
 
 from drumbeat.launch import worker
 
+# Imports TensorFlow and Keras; its `install()` makes their strategies and `fit` drumbeat's.
+DEFAULT_PRELOAD = "drumbeat.training.unmodified"
 LEFTOVER_GRACE_S = 1.0
 _POLL_S = 0.05
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
@@ -155,10 +158,8 @@ class ForkServer:
             os.setpgid(0, 0)
             self._forget()
             return True
-        try:
+        with contextlib.suppress(OSError):  # the worker was faster, or is gone already
             os.setpgid(pid, pid)
-        except OSError:
-            pass  # the worker was faster, or is gone already
         for fd in fds:
             os.close(fd)
         self._names[pid] = request.name
@@ -208,10 +209,8 @@ class ForkServer:
             _signal_group(group, signal.SIGKILL)
 
     def _send(self, message: dict[str, Any]) -> None:
-        try:
+        with contextlib.suppress(OSError):  # the agent is gone; the next read says so too
             self._agent.sendall(encode(message))
-        except OSError:
-            pass  # the agent is gone; the next read says so too
 
     def _receive(self) -> tuple[dict[str, Any] | None, list[int]]:
         """The next message with its descriptors; None when the agent is gone."""
@@ -221,7 +220,7 @@ class ForkServer:
             if len(data) < 4:
                 return None, []
             (size_bytes,) = struct.unpack("!I", data)
-            assert size_bytes <= _MAX_MESSAGE_BYTES, "the agent checks this"
+            assert size_bytes <= _MAX_MESSAGE_BYTES, "the agent checks this"  # noqa: S101
             return json.loads(self._exactly(size_bytes)), list(fds)
         except (OSError, EOFError):
             return None, []

@@ -48,7 +48,7 @@ def cluster_of(settings: RunSettings, roster: Sequence[Node]) -> ClusterSpec:
             ps tasks' at the end.
     """
     if settings.lone_task:
-        assert settings.platform is not None
+        assert settings.platform is not None  # noqa: S101
         return settings.platform
     sync: list[str] = []
     ps: list[str] = []

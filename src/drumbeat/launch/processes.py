@@ -220,7 +220,7 @@ class ParentProcess:
 
 def _json_object(data: bytes) -> dict[str, Any]:
     message = json.loads(data)
-    assert isinstance(message, dict), "the parent sends objects"
+    assert isinstance(message, dict), "the parent sends objects"  # noqa: S101
     return message
 
 

@@ -282,7 +282,7 @@ def _place_from_arguments(arguments: RunArguments, env: Mapping[str, str]) -> _P
 
 def _place_from_platform(arguments: RunArguments, cluster: ClusterSpec) -> _Place:
     task = cluster.task
-    assert task is not None, "from_env sets it"
+    assert task is not None, "from_env sets it"  # noqa: S101
     if arguments.node_rank is not None:
         raise ConfigError(
             f"--node-rank is {arguments.node_rank}, but TF_CONFIG says that this is {task}. Leave "

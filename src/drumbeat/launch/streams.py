@@ -10,11 +10,12 @@ own write, as it would on a plain pipe.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -202,10 +203,8 @@ class WorkerStream:
             self._loop.remove_reader(self.fd)
 
     def _resume_soon(self) -> None:
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop ended while the thread still wrote
             self._loop.call_soon_threadsafe(self._resume)
-        except RuntimeError:
-            pass  # the loop has ended while the thread was still writing
 
     def _resume(self) -> None:
         if not self.closed.is_set():
@@ -240,3 +239,13 @@ class WorkerStream:
         os.close(self.fd)
         self._show(self._screen.lines(self.name, self._lines.close()))
         self.closed.set()
+
+
+async def wait_closed(streams: Sequence[WorkerStream], timeout_s: float) -> None:
+    """Waits until all of `streams` have ended, but not longer than `timeout_s`."""
+    waits = [asyncio.ensure_future(stream.closed.wait()) for stream in streams]
+    if not waits:
+        return
+    _, late = await asyncio.wait(waits, timeout=timeout_s)
+    for wait in late:
+        wait.cancel()

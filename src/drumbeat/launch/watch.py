@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from drumbeat.launch.meeting import Meeting
 from drumbeat.launch.plan import LocalTask
 from drumbeat.launch.processes import ParentError, ParentProcess
 from drumbeat.launch.settings import RunSettings
-from drumbeat.launch.streams import WorkerStream
+from drumbeat.launch.streams import WorkerStream, wait_closed
 
 # How long a failure that is only the echo of another waits for that other one.
 CAUSE_WAIT_S = 0.7
@@ -79,7 +80,7 @@ class Watch:
         events = asyncio.ensure_future(self._report_events())
         done = asyncio.ensure_future(self._until_done(ends))
         changed = asyncio.ensure_future(self._changed.wait())
-        tasks = (*ends.values(), events, done, changed)
+        tasks: list[asyncio.Future[Any]] = [*ends.values(), events, done, changed]
         try:
             await asyncio.wait({done, changed}, return_when=asyncio.FIRST_COMPLETED)
             await self._wait_for_cause()
@@ -91,7 +92,7 @@ class Watch:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _until_done(self, ends: dict[str, asyncio.Future[None]]) -> None:
+    async def _until_done(self, ends: Mapping[str, asyncio.Future[None]]) -> None:
         """Waits for the end of the job as long as nothing fails."""
         await self._until_local_end(ends)
         if self._settings.nodes > 1 and not self._failures:
@@ -100,7 +101,7 @@ class Watch:
             except RendezvousError as error:
                 self._record(self._node_failure({}, str(error), consequence=True))
 
-    async def _until_local_end(self, ends: dict[str, asyncio.Future[None]]) -> None:
+    async def _until_local_end(self, ends: Mapping[str, asyncio.Future[None]]) -> None:
         chief = ends.get("chief 0")
         platform = self._settings.platform
         if self._settings.ps:
@@ -134,10 +135,7 @@ class Watch:
             return
         if code == 0:
             return
-        closed = [asyncio.ensure_future(s.closed.wait()) for s in (worker.stdout, worker.stderr)]
-        await asyncio.wait(closed, timeout=_LAST_OUTPUT_S)
-        for wait in closed:
-            wait.cancel()
+        await wait_closed((worker.stdout, worker.stderr), _LAST_OUTPUT_S)
         failure = Failure(
             name=worker.task.name,
             host=socket.gethostname(),

@@ -150,7 +150,7 @@ def _load_module(request: WorkerRequest, main: types.ModuleType) -> types.CodeTy
     spec = _find(request.command)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = _find(f"{request.command}.__main__")
-    loader = getattr(spec, "loader", None)
+    loader: Any = getattr(spec, "loader", None)
     if spec is None or not hasattr(loader, "get_code"):
         _no_module(request.command, "is it installed, and does a package have a __main__.py?")
     code = loader.get_code(spec.name)
@@ -209,9 +209,9 @@ def is_consequence(error: BaseException) -> bool:
         return False
     if isinstance(error, CollectiveError):
         return True
-    if type(error).__module__.startswith("tensorflow"):
-        if type(error).__name__ in _PEER_LOST_CODES:
-            return True
+    kind = type(error)
+    if kind.__module__.startswith("tensorflow") and kind.__name__ in _PEER_LOST_CODES:
+        return True
     return any(f"{name}:" in str(error) for name in _PEER_LOST_NAMES)
 
 
