@@ -166,12 +166,13 @@ async def nodes_joined(nodes: Sequence[Node]) -> AsyncIterator[list[Client]]:
 def pmi_of(client: Client, node_rank: int, aborts: Aborts) -> PmiServer:
     sizes = [node.num_workers for node in client.roster]
     first = sum(sizes[:node_rank])
+    among = [rank for rank, size in enumerate(sizes) if size]
     return PmiServer(
         name=client.job_id,
         ranks=range(first, first + sizes[node_rank]),
         world_size=sum(sizes),
         node_sizes=sizes,
-        fence=lambda name, values: client.fence(name, values, 20),
+        fence=lambda name, values: client.fence(name, values, 20, among=among),
         on_abort=aborts,
     )
 
@@ -212,9 +213,10 @@ def node(rank: int, num_workers: int = 1, **changes: Any) -> Node:
 
 
 def test_two_nodes_on_one_machine():
-    nodes = [node(0, 2, host="127.0.0.2"), node(1, 1, host="127.0.0.3")]
+    idle = node(1, 0, host="127.0.0.4")
+    nodes = [node(0, 2, host="127.0.0.2"), idle, node(2, 1, host="127.0.0.3")]
     before = shared_memory_files()
-    outputs = asyncio.run(run_on_nodes(nodes, [(), ()]))
+    outputs = asyncio.run(run_on_nodes(nodes, [(), (), ()]))
     assert [out.split()[:3] for out in outputs] == [
         ["0", "3", "2"],
         ["1", "3", "2"],

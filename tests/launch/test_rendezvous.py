@@ -21,7 +21,7 @@ from drumbeat.launch.rendezvous import Client, Node, Server
 pytestmark = pytest.mark.timeout(30)
 
 TOKEN = "a shared secret"
-FAST = {"heartbeat_s": 0.1, "lost_after_s": 0.6}
+FAST = {"heartbeat_s": 0.2, "lost_after_s": 2.0}
 
 
 def node(rank: int, **changes: Any) -> Node:
@@ -88,7 +88,7 @@ async def event(client: Client, kind: str) -> dict[str, Any]:
             pass
         return found
 
-    return await asyncio.wait_for(search(), 3)
+    return await asyncio.wait_for(search(), 6)
 
 
 @contextlib.contextmanager
@@ -149,7 +149,7 @@ def test_waiting_says_who_is_missing_and_how_long_it_goes_on():
                 for rank in (1, 3)
             ]
             error = await error_of(
-                join(running.address, node(0), 4, timeout_s=1, said=said, expected=expected)
+                join(running.address, node(0), 4, timeout_s=2, said=said, expected=expected)
             )
             for task in others:
                 task.cancel()
@@ -158,7 +158,7 @@ def test_waiting_says_who_is_missing_and_how_long_it_goes_on():
 
     said, error = asyncio.run(run())
     assert "waiting for worker 2 (10.0.0.7:2222), 3 of 4 are here, 1 s left" in said
-    assert "After 1 s worker 2 (10.0.0.7:2222) had not joined the rendezvous at 127.0.0.1" in error
+    assert "After 2 s worker 2 (10.0.0.7:2222) had not joined the rendezvous at 127.0.0.1" in error
     assert "3 of 4 were there" in error
     assert "firewall" in error
 
@@ -287,7 +287,7 @@ def test_server_survives_whatever_connects(caplog: pytest.LogCaptureFixture):
             # The half-open ones are dropped at the handshake's deadline, at the latest.
             for reader, writer in open_connections:
                 with contextlib.suppress(ConnectionError):
-                    await asyncio.wait_for(reader.read(), 3)
+                    await asyncio.wait_for(reader.read(), 6)
                 writer.close()
             client = await join(running.address, node(0), 1)
             assert client.roster == (node(0),)
@@ -405,6 +405,21 @@ def test_fence_deadline_names_who_did_not_come_and_holds_for_late_comers():
         assert "'f' failed: after 0.3 s node 2 (10.0.0.3) had not arrived" in error
 
 
+def test_fence_among_some():
+    async def run() -> None:
+        async with joined(3) as clients:
+            merged = await asyncio.gather(
+                *(clients[r].fence("f", {f"k{r}": "v"}, 5, among=[2, 0]) for r in (0, 2))
+            )
+            assert merged == [{"k0": "v", "k2": "v"}] * 2
+            await clients[1].leave()
+            assert await asyncio.gather(
+                *(clients[r].fence("g", {}, 5, among=[0, 2]) for r in (0, 2))
+            ) == [{}, {}]
+
+    asyncio.run(run())
+
+
 def test_events_reach_all_others_in_order():
     async def run() -> None:
         async with joined(3) as clients:
@@ -484,7 +499,7 @@ async def main():
     node = Node(node_rank=1, host="10.0.0.2", num_workers=1, ports=(1,), boot_id="b",
                 settings={"collectives": "mpi"})
     client = await Client.join(("127.0.0.1", int(sys.argv[1])), "a shared secret", node, 2,
-        timeout_s=10, on_waiting=print, heartbeat_s=0.1, lost_after_s=0.6)
+        timeout_s=10, on_waiting=print, heartbeat_s=0.2, lost_after_s=2.0)
     await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -494,8 +509,8 @@ asyncio.run(main())
 @pytest.mark.parametrize(
     ("signal_number", "reason", "within_s"),
     [
-        (signal.SIGKILL, "closed the connection|reset by peer", 0.4),
-        (signal.SIGSTOP, "nothing was heard of it for 0.6 s", 1.5),
+        (signal.SIGKILL, "closed the connection|reset by peer", 1.5),
+        (signal.SIGSTOP, "nothing was heard of it for 2 s", 4),
     ],
 )
 def test_lost_node_is_noticed(signal_number: int, reason: str, within_s: float):
@@ -505,7 +520,7 @@ def test_lost_node_is_noticed(signal_number: int, reason: str, within_s: float):
             try:
                 client = await join(running.address, node(0), 2, timeout_s=15)
                 waiting = asyncio.create_task(error_of(client.fence("f", {}, None)))
-                await asyncio.sleep(1)  # longer than lost_after_s: the heartbeats keep it alive
+                await asyncio.sleep(2.5)  # longer than lost_after_s: the heartbeats keep it alive
                 assert client.events.empty()
                 agent.send_signal(signal_number)
                 start = asyncio.get_running_loop().time()
@@ -528,8 +543,8 @@ import asyncio, sys
 from drumbeat.launch.rendezvous import Server
 
 async def main():
-    await Server.start(("127.0.0.1", int(sys.argv[1])), "a shared secret", 1, heartbeat_s=0.1,
-                       lost_after_s=0.6)
+    await Server.start(("127.0.0.1", int(sys.argv[1])), "a shared secret", 1, heartbeat_s=0.2,
+                       lost_after_s=2.0)
     await asyncio.sleep(60)
 
 asyncio.run(main())

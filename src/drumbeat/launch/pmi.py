@@ -61,9 +61,10 @@ class PmiServer:
             without any may be listed as 0.
         fence: Awaited once for each PMI barrier, when all local ranks have
             entered it, with a name (the same on all nodes) and what they put
-            since the last one. Returns the puts of all nodes. It owns the
-            deadline. In MPI_Init there are puts; MPI_Finalize passes an empty
-            dict and may rightly wait for as long as another rank still trains.
+            since the last one. Returns the puts of all nodes. Nodes without ranks
+            have no `PmiServer` and take no part. It owns the deadline. In MPI_Init
+            of several nodes there are puts; MPI_Finalize passes an empty dict and
+            may rightly wait for as long as another rank still trains.
         on_abort: Called with the rank, the exit code and a text when a rank
             calls MPI_Abort, and, with the lowest local rank, when a fence fails.
             The ranks concerned have lost their connection by then.

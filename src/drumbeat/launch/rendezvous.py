@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from drumbeat.errors import RendezvousError
@@ -116,14 +116,26 @@ class Client:
         return client
 
     async def fence(
-        self, name: str, contribution: dict[str, str], timeout_s: float | None
+        self,
+        name: str,
+        contribution: dict[str, str],
+        timeout_s: float | None,
+        *,
+        among: Collection[int] | None = None,
     ) -> dict[str, str]:
-        """Waits until all nodes are at the fence `name`, and merges what they bring.
+        """Waits until the nodes are at the fence `name`, and merges what they bring.
 
-        Each name is used once; one that has failed stays failed. The shortest
-        `timeout_s` of the nodes that are there counts, from when its node
-        came as the first. With None the wait ends when a missing node leaves,
-        is lost, or this node loses touch, which the heartbeats make sure of.
+        Each name is used once; one that has failed stays failed.
+
+        Args:
+            name: The same on all of the nodes.
+            contribution: What this node brings.
+            timeout_s: Deadline, seconds from the arrival of the first node. None
+                has no deadline of its own: the wait ends when a missing node
+                leaves or is lost, or this node loses touch, which the heartbeats
+                make sure of.
+            among: Node ranks that take part, all of them if None. Must be the
+                same on each, and hold this node.
 
         Raises:
             RendezvousError: The deadline passed, a missing node is gone, or two
@@ -137,7 +149,13 @@ class Client:
         assert name not in self._fences, f"this node is at the fence {name!r} already"  # noqa: S101
         arrived: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._fences[name] = arrived
-        request = {"type": "fence", "name": name, "values": contribution, "timeout_s": timeout_s}
+        request = {
+            "type": "fence",
+            "name": name,
+            "values": contribution,
+            "timeout_s": timeout_s,
+            "among": None if among is None else sorted(among),
+        }
         try:
             self._send(request)
             # The server's deadline knows who is missing; this one is for its silence.

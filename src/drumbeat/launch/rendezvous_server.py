@@ -25,6 +25,7 @@ _HALF_OPEN = 64
 class _Fence:
     """A barrier that some nodes have reached."""
 
+    among: tuple[int, ...]
     values: dict[int, dict[str, str]] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
@@ -229,7 +230,10 @@ class Server:
         if name in self._failed_fences:
             self._answer_fence(node.node_rank, name, failed=self._failed_fences[name])
             return
-        fence = self._fences.setdefault(name, _Fence())
+        among = message["among"]
+        fence = self._fences.setdefault(
+            name, _Fence(tuple(self._nodes) if among is None else tuple(among))
+        )
         fence.values[node.node_rank] = message["values"]
         if fence.timer is None and timeout_s is not None:
             loop = asyncio.get_running_loop()
@@ -238,7 +242,7 @@ class Server:
 
     def _check_fence(self, name: str) -> None:
         fence = self._fences[name]
-        missing = [rank for rank in self._nodes if rank not in fence.values]
+        missing = [rank for rank in fence.among if rank not in fence.values]
         gone = next((rank for rank in missing if rank in self._gone), None)
         if gone is not None:
             self._fail_fence(name, f"{self._nodes[gone]} {self._gone[gone]}.")
@@ -272,8 +276,8 @@ class Server:
         return merged, None
 
     def _expire_fence(self, name: str, timeout_s: float) -> None:
-        arrived = self._fences[name].values
-        missing = [rank for rank in self._nodes if rank not in arrived]
+        fence = self._fences[name]
+        missing = [rank for rank in fence.among if rank not in fence.values]
         who = missing_nodes(missing, [str(self._nodes[rank]) for rank in sorted(self._nodes)])
         self._fail_fence(name, f"after {timeout_s:g} s {who} had not arrived.")
 

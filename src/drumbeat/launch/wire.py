@@ -187,7 +187,7 @@ def _check_version(message: dict[str, Any], peer: str) -> None:
         raise WireError(f"{peer} sent JSON that is not a drumbeat greeting.")
     if message["drumbeat"] != PROTOCOL:
         raise VersionMismatch(
-            f"{peer} speaks version {message['drumbeat']!r} of drumbeat's protocol, this agent "
+            f"{peer} speaks version {message['drumbeat']!r:.20} of drumbeat's protocol, this agent "
             f"version {PROTOCOL}. Install the same version of drumbeat on every machine."
         )
 
