@@ -49,7 +49,7 @@ def run(
     command: Annotated[
         list[str],
         typer.Argument(
-            metavar="SCRIPT [ARGS]...",
+            metavar="SCRIPT",
             help="The script, or with -m the module; what follows it belongs to it.",
         ),
     ],

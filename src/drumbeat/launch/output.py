@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.color import ColorSystem
 from rich.style import Style
@@ -35,13 +35,13 @@ _OTHER_CONTROL = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
 )
 _VISIBLE_OR_CODE = re.compile(r"(\x1b\[[0-9;]*m)|(.)", re.DOTALL)
+_PROGRESS_STARTS = frozenset("0123456789E\x1b")
 _PROGRESS = re.compile(
     r"^\s*(Epoch \d+(/\d+)?\s*$|\d+/(\d+|Unknown)(\s*$|\s+[━\[=>.]|\s+-\s|\s+\d+(s|ms|us)\b))"
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     r"""One line as a terminal would show it at its end.
 
     Attributes:
@@ -58,6 +58,8 @@ class Line:
         """Whether it is (part of) a progress display rather than a message."""
         if self.redrawn or "━" in self.text:
             return True
+        if self.text.lstrip()[:1] not in _PROGRESS_STARTS:
+            return False  # nearly all lines; workers can write very many
         return _PROGRESS.match(_COLOR_CODE.sub("", self.text)) is not None
 
 
@@ -138,7 +140,7 @@ def printable(text: str) -> str:
 
     A worker's stray bytes must not clear the user's screen or move its cursor.
     """
-    return _OTHER_CONTROL.sub("", text)
+    return text if text.isprintable() else _OTHER_CONTROL.sub("", text)
 
 
 def clip(text: str, width: int) -> str:
@@ -224,7 +226,7 @@ class Screen:
 
     def _clean(self, text: str) -> str:
         text = printable(text)
-        return text if self._color else _COLOR_CODE.sub("", text)
+        return text if self._color or "\x1b" not in text else _COLOR_CODE.sub("", text)
 
     def _styled(self, text: str, style: str) -> str:
         if not self._color:
