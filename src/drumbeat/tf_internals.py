@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# ServerDef and CoordinatedJob: the messages in which the context wants the cluster.
+# ServerDef: the message in which the context wants the cluster.
 from tensorflow.core.protobuf import (
     tensorflow_server_pb2,  # pyright: ignore[reportMissingImports]
 )
@@ -59,9 +59,14 @@ broadcast_send_v2 = collective_ops.broadcast_send_v2
 broadcast_recv_v2 = collective_ops.broadcast_recv_v2
 
 
+def _context() -> Any:
+    # The one place that knows whether TensorFlow has started, and as which task.
+    return context.context()
+
+
 def context_is_initialized() -> bool:
     """Whether TensorFlow has run an op or listed devices, after which it can't join a cluster."""
-    return context.context()._context_handle is not None
+    return _context()._context_handle is not None
 
 
 def join_cluster(
@@ -81,7 +86,7 @@ def join_cluster(
     leader_job = "chief" if "chief" in jobs else "worker"
     leader = f"/job:{leader_job}/replica:0/task:0"
     me = f"/job:{job}/task:{index}"
-    ctx = context.context()
+    ctx = _context()
     ctx.configure_collective_ops(collective_leader=leader, device_filters=(me,))
     config = ctx.config
     config.experimental.collective_group_leader = leader

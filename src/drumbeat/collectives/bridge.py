@@ -31,7 +31,7 @@ class Bridge:
                 tensors on the CPU (read only, and only until it returns).
         """
         self._on_device = on_device
-        self._token: tf.Tensor | None = None
+        self._token: Any = None
 
     def __call__(
         self, body: Body, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec]
@@ -43,6 +43,8 @@ class Bridge:
             inputs: What it gets.
             outputs: Dtype and, as far as it is known, shape of each result.
         """
+        # A gradient through here would be wrong: the strategy defines its own.
+        inputs = [tf.stop_gradient(tensor) for tensor in inputs]
         if tf.executing_eagerly():
             args = inputs if self._on_device else [tensor.numpy() for tensor in inputs]
             return [tf.convert_to_tensor(result) for result in body(*args)]
@@ -62,17 +64,16 @@ class Bridge:
 
         dtypes = [spec.dtype for spec in outputs]
         wrap = tf.py_function if self._on_device else tf.numpy_function
-        # A gradient through here would be wrong: the strategy defines its own.
-        args = [order, *map(tf.stop_gradient, inputs)]
-        *results, done = wrap(run, args, [*dtypes, tf.int64])
+        *results, done = wrap(run, [order, *inputs], [*dtypes, tf.int64])
         with tf.control_dependencies([done]):
             tf.raw_ops.AssignAddVariableOp(resource=token, value=one)
         for result, spec in zip(results, outputs, strict=True):
             result.set_shape(spec.shape)
         return results
 
-    def _get_token(self) -> tf.Tensor:
-        if self._token is None:
+    def _get_token(self) -> Any:
+        token = self._token
+        if token is None:
             # Raw ops: a tf.Variable would pass through the variable creators of
             # the strategy in scope, which call this very communicator.
             with tf.init_scope(), tf.device("/device:CPU:0"):
@@ -83,4 +84,4 @@ class Bridge:
                 )
                 tf.raw_ops.AssignVariableOp(resource=token, value=tf.zeros([], tf.int64))
                 self._token = token
-        return self._token
+        return token

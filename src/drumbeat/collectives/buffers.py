@@ -14,27 +14,27 @@ _KEPT_KEYS = 16
 _KEPT_PER_KEY = 3
 
 
-def _owner_references(owner: np.ndarray) -> int:
-    # What getrefcount reports for an array held by one list and one local name,
-    # seen from a function it was passed to; measured, as it differs by interpreter.
-    return sys.getrefcount(owner)
-
-
 def _idle_references() -> int:
-    held = [np.empty(1, np.uint8)]
-    for owner in held:
-        return _owner_references(owner)
-    raise AssertionError("unreachable")
+    # What getrefcount reports for an array that only a list and the loop over it
+    # refer to: measured, as it differs among interpreters.
+    return next(sys.getrefcount(owner) for owner in [np.empty(1, np.uint8)])
 
 
 _IDLE = _idle_references()
 
 
-def aligned_empty(size_bytes: int) -> np.ndarray:
-    """Zeroed bytes that start at a multiple of `ALIGNMENT_BYTES`; `.base` owns them."""
-    owner = np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
+def _aligned_part(owner: np.ndarray, size_bytes: int) -> np.ndarray:
     start = -owner.ctypes.data % ALIGNMENT_BYTES
     return owner[start : start + size_bytes]
+
+
+def _new_owner(size_bytes: int) -> np.ndarray:
+    return np.zeros(size_bytes + ALIGNMENT_BYTES, np.uint8)
+
+
+def aligned_empty(size_bytes: int) -> np.ndarray:
+    """Zeroed bytes that start at a multiple of `ALIGNMENT_BYTES`; `.base` owns them."""
+    return _aligned_part(_new_owner(size_bytes), size_bytes)
 
 
 class BufferPool:
@@ -62,17 +62,14 @@ class BufferPool:
         full_key = (key, size_bytes)
         owners = self._owners.setdefault(full_key, [])
         self._owners.move_to_end(full_key)
-        for owner in owners:
-            if _owner_references(owner) == _IDLE:
-                start = -owner.ctypes.data % ALIGNMENT_BYTES
-                return owner[start : start + size_bytes]
-        buffer = aligned_empty(size_bytes)
-        assert buffer.base is not None
-        # A caller that keeps results for ever owns their memory; forget the oldest.
-        owners[:] = [*owners[-(_KEPT_PER_KEY - 1) :], buffer.base]  # type: ignore[list-item]
-        while len(self._owners) > _KEPT_KEYS:
-            self._owners.popitem(last=False)
-        return buffer
+        owner = next((o for o in owners if sys.getrefcount(o) == _IDLE), None)
+        if owner is None:
+            owner = _new_owner(size_bytes)
+            # A caller that keeps results for ever owns their memory; forget the oldest.
+            owners[:] = [*owners[-(_KEPT_PER_KEY - 1) :], owner]
+            while len(self._owners) > _KEPT_KEYS:
+                self._owners.popitem(last=False)
+        return _aligned_part(owner, size_bytes)
 
     @property
     def size_bytes(self) -> int:

@@ -41,9 +41,7 @@ def communicator(identity: Identity | None, cluster: ClusterSpec | None = None) 
         )
     from drumbeat.collectives.tensorflow import TensorFlowCommunicator
 
-    return TensorFlowCommunicator.connect(
-        _checked(identity, cluster), timeout_s=identity.timeout_s
-    )
+    return TensorFlowCommunicator.connect(_checked(identity, cluster), timeout_s=identity.timeout_s)
 
 
 def _checked(identity: Identity, cluster: ClusterSpec | None) -> ClusterSpec:

@@ -44,6 +44,8 @@ class Communicator(ABC):
     its own error class around our text: `last_error` has the original, and
     `raise_last_error` raises it.
 
+    No gradients flow through a call; the strategy defines them.
+
     With one worker a call returns its input and does nothing else.
 
     Results are the same bytes on every worker.
@@ -245,9 +247,7 @@ class Communicator(ABC):
         return [tf.cast(r, v.dtype) for r, v in zip(results, values, strict=True)]
 
     def _gather_tensors(self, values: list[Any], name: str) -> list[tf.Tensor]:
-        specs = [
-            tf.TensorSpec([None, *v.shape[1:]] if v.shape.rank else None, v.dtype) for v in values
-        ]
+        specs = [tf.TensorSpec(_any_rows(v.shape), v.dtype) for v in values]
         return self._bridge(functools.partial(self._run, "all_gather", name=name), values, specs)
 
     def _gather_slices(self, slices: list[Any], name: str) -> list[tf.IndexedSlices]:
@@ -272,6 +272,10 @@ class Communicator(ABC):
 
 def _tensor(value: Any) -> Any:
     return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
+
+
+def _any_rows(shape: tf.TensorShape) -> tf.TensorShape:
+    return tf.TensorShape([None]).concatenate(shape[1:]) if shape.rank else shape
 
 
 def _numpy(tensor: Any) -> np.ndarray:

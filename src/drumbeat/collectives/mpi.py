@@ -185,7 +185,8 @@ class MpiCommunicator(Communicator):
         arrays = [np.asarray(value) for value in values]
         # Bytes are bytes: one buffer for all dtypes.
         (bucket,) = plan([("uint8", a.nbytes, 1) for a in arrays])
-        flat = self._pool.take(call.specs, bucket.size_bytes)
+        # Not from the pool: variables are broadcast once, and would stay there.
+        flat = aligned_empty(bucket.size_bytes)
         results = [
             _view(flat, slot, array) for slot, array in zip(bucket.slots, arrays, strict=True)
         ]

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat import tf_internals
-from drumbeat.cluster.spec import ClusterSpec
+from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.collectives.bridge import Bridge
 from drumbeat.collectives.calls import TEXT_BYTES, Call, mismatch_message, text_from_bytes
 from drumbeat.collectives.communicator import Communicator
@@ -60,7 +60,7 @@ class TensorFlowCommunicator(Communicator):
         rank, size = cluster.rank_of(cluster.task), cluster.world_size
         communicator = cls(rank=rank, size=size, timeout_s=timeout_s, gpu=False)
         if size > 1:
-            _join(cluster)
+            _join(cluster, cluster.task)
             communicator._meet()
         return communicator
 
@@ -161,21 +161,20 @@ class TensorFlowCommunicator(Communicator):
             ) from error
 
 
-def _join(cluster: ClusterSpec) -> None:
+def _join(cluster: ClusterSpec, me: Task) -> None:
     if tf_internals.context_is_initialized():
         raise ConfigError(
             "TensorFlow has already run an operation or listed its devices, so it can't join the "
             "other workers any more. Create the strategy first thing in the script, right after "
             "the imports, or choose --collectives mpi."
         )
-    assert cluster.task is not None
     jobs: dict[str, list[str]] = {}
     for task in cluster.sync_tasks:
         jobs.setdefault(task.type, []).append(cluster.address(task))
     tf_internals.join_cluster(
         jobs,
-        job=cluster.task.type,
-        index=cluster.task.index,
+        job=me.type,
+        index=me.index,
         protocol=cluster.rpc_layer or "grpc",
     )
 
@@ -196,9 +195,15 @@ def _by_dtype(values: Sequence[Any], run: Callable[[Any], Any]) -> list[Any]:
     return results
 
 
-_CARRIERS = {"bool": tf.int32, "uint8": tf.int32, "int8": tf.int32, "bfloat16": tf.float32}
+_CARRIERS: dict[str, Any] = {
+    "bool": tf.int32,
+    "uint8": tf.int32,
+    "int8": tf.int32,
+    "bfloat16": tf.float32,
+}
 
 
 def _to_carrier(tensor: Any) -> Any:
     """The tensor in a dtype that the ops take and that holds its values exactly."""
-    return tf.cast(tensor, _CARRIERS.get(tensor.dtype.name, tensor.dtype))
+    carrier = _CARRIERS.get(tensor.dtype.name)
+    return tensor if carrier is None else tf.cast(tensor, carrier)

@@ -1,0 +1,61 @@
+"""What we use of TensorFlow's unpublished parts, one test each."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("all_reduce_v2", ("t", "merge_op", "final_op")),
+        ("all_gather_v2", ("t",)),
+        ("broadcast_send_v2", ("t",)),
+        ("broadcast_recv_v2", ("shape", "dtype")),
+    ],
+)
+def test_collective_ops_take_what_we_give(name: str, arguments: tuple[str, ...]) -> None:
+    from drumbeat import tf_internals
+
+    known = inspect.signature(getattr(tf_internals, name)).parameters
+    common = ("group_size", "group_key", "instance_key", "communication_hint", "timeout")
+    assert set(arguments + common) <= set(known)
+
+
+CONTEXT = """
+import tensorflow as tf
+from drumbeat import tf_internals
+assert not tf_internals.context_is_initialized()
+tf_internals.join_cluster({"worker": ["127.0.0.1:PORT"]}, job="worker", index=0)
+assert tf_internals.context_is_initialized()
+assert "/job:worker/replica:0/task:0" in tf.ones([]).device, tf.ones([]).device
+x = tf_internals.all_reduce_v2(
+    tf.constant([2.0]), group_size=1, group_key=1, instance_key=1, timeout=5.0
+)
+assert x.numpy() == [2.0], x
+print("fine", flush=True)
+import os
+os._exit(0)
+"""
+
+
+def test_a_context_joins_a_cluster_before_its_first_op() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    done = subprocess.run(
+        [sys.executable, "-c", CONTEXT.replace("PORT", str(port))],
+        env=dict(os.environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "fine" in done.stdout, done.stderr
