@@ -49,6 +49,7 @@ class Watch:
         self._workers: list[Worker] = []
         self._failures: list[Failure] = []
         self._changed = asyncio.Event()
+        self._aborts: dict[str, int] = {}
 
     def add(self, worker: Worker) -> None:
         """Watches one more worker."""
@@ -56,6 +57,7 @@ class Watch:
 
     def aborted(self, name: str, code: int, text: str) -> None:
         """Notes that a worker called MPI_Abort: it may be about to end, or unable to."""
+        self._aborts[name] = code or 1
         failure = Failure(
             name=name,
             host=socket.gethostname(),
@@ -139,7 +141,8 @@ class Watch:
         failure = Failure(
             name=worker.task.name,
             host=socket.gethostname(),
-            code=code,
+            # After MPI_Abort, MPI's own end fails and changes the exit code that was asked for.
+            code=self._aborts.get(worker.task.name, code),
             text=explanation(worker.stderr.tail_text(), worker.stdout.tail_text()),
             consequence=_is_consequence(worker.failure_path),
         )

@@ -1,0 +1,173 @@
+"""Starts real jobs through the real command line, with a preload that needs no TensorFlow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+HEADING = re.compile(r"\n\n(?=The run failed\.|.+ on \S+ (failed|was|lost|dropped) .*\.\n)")
+SOURCE = Path(__file__).parents[2] / "src"
+STAND_IN = "def install():\n    pass\n"
+COMMAND = """\
+import sys
+from drumbeat.cli import main
+from drumbeat.launch import parent
+parent.DEFAULT_PRELOAD = sys.argv.pop(1)
+main.main()
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a job ended."""
+
+    code: int
+    out: str
+    seconds: float
+    run_dir: Path
+
+    def log(self, worker: str) -> str:
+        return (self.run_dir / worker / "output.log").read_bytes().decode("utf-8", "replace")
+
+    @property
+    def report(self) -> str:
+        """What came last on the screen: the heading of the failure and what follows it."""
+        starts = [match.start() + 2 for match in HEADING.finditer(self.out)]
+        return self.out[starts[-1] :].rstrip("\n") if starts else ""
+
+
+class Job:
+    """A running agent."""
+
+    def __init__(self, process: subprocess.Popen[str], run_dir: Path) -> None:
+        self.process = process
+        self.run_dir = run_dir
+        self.started_s = time.monotonic()
+        self.seen: set[psutil.Process] = set()
+
+    def family(self) -> list[psutil.Process]:
+        """Every process of the job but the agent, the parent first."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self.seen.update(psutil.Process(self.process.pid).children(recursive=True))
+        return sorted(self.seen, key=lambda process: process.pid)
+
+    def wait_for_output(self, worker: str, text: str, timeout_s: float = 20) -> None:
+        log = self.run_dir / worker / "output.log"
+        deadline = time.monotonic() + timeout_s
+        while not (log.exists() and text in log.read_text(errors="replace")):
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                out = self.process.communicate(timeout=5)[0] if self.process.poll() else ""
+                raise AssertionError(f"{worker} never wrote {text!r}. {out}")
+            time.sleep(0.02)
+        self.family()
+
+    def end(self, timeout_s: float = 30) -> Result:
+        out, _ = self.process.communicate(timeout=timeout_s)
+        seconds = time.monotonic() - self.started_s
+        return Result(self.process.returncode, out, seconds, self.run_dir)
+
+    def alive_after(self, seconds: float) -> list[psutil.Process]:
+        """The processes of the job that are still there after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while alive := [process for process in self.family() if _lives(process)]:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        return alive
+
+
+def _lives(process: psutil.Process) -> bool:
+    # An orphan that the container's init has not buried yet is dead all the same.
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Jobs:
+    """Makes jobs in a folder of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._running: list[Job] = []
+        (folder / "standin.py").write_text(STAND_IN)
+        (folder / "command.py").write_text(COMMAND)
+
+    def script(self, text: str, name: str = "script.py") -> str:
+        (self.folder / name).write_text(textwrap.dedent(text))
+        return name
+
+    def start(
+        self,
+        *command: str,
+        options: Sequence[str] = ("-n", "2"),
+        env: Mapping[str, str] | None = None,
+        preload: str = "standin",
+        prefix: Sequence[str] = (),
+        run_dir: str = "run",
+    ) -> Job:
+        arguments = ["run", *options, "--run-dir", run_dir, "--", *command]
+        process = subprocess.Popen(
+            [*prefix, sys.executable, "command.py", preload, *arguments],
+            cwd=self.folder,
+            env={**self.environ(), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        job = Job(process, self.folder / run_dir)
+        self._running.append(job)
+        return job
+
+    def run(self, text: str, *args: str, timeout_s: float = 30, **how: object) -> Result:
+        """Runs a script, given as its text, to its end."""
+        return self.start(self.script(text), *args, **how).end(timeout_s)  # type: ignore[arg-type]
+
+    def environ(self) -> dict[str, str]:
+        names = ("TF_CONFIG", "OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "DRUMBEAT_TOKEN")
+        environ = {name: value for name, value in os.environ.items() if name not in names}
+        return {**environ, "PYTHONPATH": f"{SOURCE}:{self.folder}", "PYTHONUNBUFFERED": ""}
+
+    def close(self) -> None:
+        for job in self._running:
+            family = job.family()
+            if job.process.poll() is None:
+                job.process.kill()
+            job.process.wait(10)
+            if job.process.stdout is not None:
+                job.process.stdout.close()
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    made = Jobs(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], object], float], None]:
+    """Waits for a condition to become true, with a deadline."""
+
+    def wait(condition: Callable[[], object], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, "it never became true"
+            time.sleep(0.02)
+
+    return wait
