@@ -243,23 +243,44 @@ def runs_in_program_order(c: Communicator) -> None:
 
 
 @check
-def runs_in_order_if_results_are_unused(c: Communicator) -> None:
+def runs_in_order_across_functions_and_loops_with_variables(c: Communicator) -> None:
+    # TensorFlow orders a function or loop that uses variables only against what
+    # uses the same ones; the results are not used either.
+    weights = tf.Variable(tf.eye(400))
+
     @tf.function
-    def unused(x: tf.Tensor) -> tf.Tensor:
+    def unused(x: tf.Tensor) -> None:
+        for _ in range(5):
+            x = tf.linalg.matmul(x, weights)
         c.all_reduce([x])
         c.barrier("middle")
-        c.broadcast([x])
-        return x
 
     @tf.function
     def outer(x: tf.Tensor) -> tf.Tensor:
         unused(x)
-        (y,) = c.all_reduce([x + 1])
+        c.broadcast([x[0]])
+        i = tf.constant(0)
+        while i < 2:
+            c.all_gather(tf.linalg.matmul(weights, weights) + x)
+            i += 1
+        (y,) = c.all_reduce([x[0] + 1])
         return y
 
-    before = c._sequence  # noqa: SLF001
-    same(outer(tf.ones([2])), [2.0 * c.size] * 2)
-    assert c._sequence - before == 4  # noqa: SLF001
+    called: list[str] = []
+    agree = c._agree  # noqa: SLF001
+
+    def record(call: Any) -> None:
+        called.append(call.kind)
+        agree(call)
+
+    c._agree = record  # noqa: SLF001
+    try:
+        for _ in range(5):
+            same(outer(tf.ones([400, 400])), [2.0 * c.size] * 400)
+    finally:
+        c._agree = agree  # noqa: SLF001
+    once = ["all_reduce", "barrier", "broadcast", "all_gather", "all_gather", "all_reduce"]
+    assert called == once * 5, called
 
 
 @check

@@ -31,7 +31,7 @@ CHECKS = (
     "sums_indexed_slices_as_one_worker_would",
     "keeps_gradients_of_an_embedding_sparse",
     "runs_in_program_order",
-    "runs_in_order_if_results_are_unused",
+    "runs_in_order_across_functions_and_loops_with_variables",
     "runs_in_while_loops_and_branches",
     "never_overwrites_a_result_that_is_still_read",
     "never_changes_its_inputs",

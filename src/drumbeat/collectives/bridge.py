@@ -16,10 +16,10 @@ _token_numbers = itertools.count()
 class Bridge:
     """Calls Python from TensorFlow, one call after the other in program order.
 
-    A graph may run operations that don't depend on one another in any order,
-    also stateful ones. TensorFlow orders those that touch the same resource, so
-    each call reads a counter before and touches it after: the next call's read
-    waits for the touch.
+    TensorFlow keeps stateful operations that use no resource in order among
+    themselves, but not relative to calls of functions and loops that use one,
+    such as a variable. It orders all that use the same resource: so each call
+    writes a counter before and after, and is between its two writes.
     """
 
     def __init__(self, *, on_device: bool) -> None:
