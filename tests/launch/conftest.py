@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-HEADING = re.compile(r"\n\n(?=The run failed\.|.+ on \S+ (failed|was|lost|dropped) .*\.\n)")
+HEADING = re.compile(r"(?:^|\n)\n(?=The run failed\.|.+ on \S+ (failed|was|lost|dropped) .*\.\n)")
 SOURCE = Path(__file__).parents[2] / "src"
 STAND_IN = "def install():\n    pass\n"
 COMMAND = """\
@@ -43,7 +43,7 @@ class Result:
     @property
     def report(self) -> str:
         """What came last on the screen: the heading of the failure and what follows it."""
-        starts = [match.start() + 2 for match in HEADING.finditer(self.out)]
+        starts = [match.end() for match in HEADING.finditer(self.out)]
         return self.out[starts[-1] :].rstrip("\n") if starts else ""
 
 
@@ -136,7 +136,7 @@ class Jobs:
         return self.start(self.script(text), *args, **how).end(timeout_s)  # type: ignore[arg-type]
 
     def environ(self) -> dict[str, str]:
-        names = ("TF_CONFIG", "OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "DRUMBEAT_TOKEN")
+        names = ("TF_CONFIG", "OMP_NUM_THREADS", "DRUMBEAT_TOKEN", "TF_CPP_MIN_LOG_LEVEL")
         environ = {name: value for name, value in os.environ.items() if name not in names}
         return {**environ, "PYTHONPATH": f"{SOURCE}:{self.folder}", "PYTHONUNBUFFERED": ""}
 

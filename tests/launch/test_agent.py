@@ -106,7 +106,7 @@ def test_the_traceback_is_the_scripts_own(jobs):
     heading, *report = result.report.splitlines()
     assert heading == f"worker 1 on {os.uname().nodename} failed with exit code 1."
     assert report[0] == "Traceback (most recent call last):"
-    assert 'KeyError: \'missing\'' in report
+    assert "KeyError: 'missing'" in report
     assert report[-1] == "RuntimeError: no more data"
     assert "drumbeat/" not in result.report
     assert "runpy" not in result.report
@@ -250,7 +250,7 @@ def test_a_killed_worker_ends_the_others_within_two_seconds(jobs):
         job.wait_for_output(worker, "up")
     log = (job.run_dir / "worker-1" / "output.log").read_text()
     psutil.Process(int(log.split()[1])).kill()
-    others = [process for process in job.family()]
+    others = job.family()
     killed = time.monotonic()
     assert job.alive_after(4) == [], others
     assert time.monotonic() - killed < 3.5  # 2 for the workers; the parent follows
@@ -368,7 +368,9 @@ def test_a_preload_that_fails_is_explained(jobs):
 
 
 def test_a_preload_that_takes_too_long_is_explained(jobs):
-    (jobs.folder / "slow.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    (jobs.folder / "slow.py").write_text(
+        "import time\nprint('loading', flush=True)\ntime.sleep(60)\n"
+    )
     result = jobs.run("1", preload="slow", options=("-n", "1", "--start-timeout", "1"))
     assert result.code == 1
     assert "took longer than 1 s" in result.report
@@ -416,3 +418,14 @@ def test_a_reader_that_stops_reading_can_be_interrupted(jobs, eventually):
     assert job.process.wait(10) == 130
     assert time.monotonic() - sent < 5
     assert job.alive_after(0.5) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_does_not_end_the_training(jobs):
+    folder = jobs.folder / "run" / "worker-0"
+    folder.mkdir(parents=True)
+    (folder / "output.log").symlink_to("/dev/full")
+    result = jobs.run("for i in range(2000): print('line', i)", options=("-n", "1"))
+    assert result.code == 0
+    assert result.out.count("No space left on device. The run goes on without it.") == 1
+    assert "[worker 0] line 1999" in result.out

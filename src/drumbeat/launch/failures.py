@@ -114,5 +114,5 @@ def explanation(stderr: str, stdout: str) -> str:
     if starts:
         return stderr[starts[-1] :].rstrip()[-TEXT_LIMIT:]
     written = stderr if stderr.strip() else stdout
-    lines = [line.rpartition("\r")[2] for line in written.rstrip().splitlines()[-LAST_LINES:]]
+    lines = [line.rpartition("\r")[2] for line in written.rstrip().split("\n")[-LAST_LINES:]]
     return "\n".join(lines)[-TEXT_LIMIT:]

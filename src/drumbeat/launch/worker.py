@@ -8,6 +8,7 @@ own; and its exceptions look and exit as under Python itself.
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import faulthandler
 import importlib
@@ -126,7 +127,7 @@ def _execute(request: WorkerRequest) -> None:
     """Runs the script or the module as `__main__`."""
     importlib.invalidate_caches()
     main = types.ModuleType("__main__")
-    main.__dict__["__builtins__"] = __builtins__
+    main.__dict__.update(__builtins__=builtins, __annotations__={})
     sys.modules["__main__"] = main
     code = _load_module(request, main) if request.is_module else _load_script(request, main)
     exec(code, main.__dict__)

@@ -1,0 +1,73 @@
+"""The command as a user types it: options, mistakes, help."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def drumbeat(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "drumbeat", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "200", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_version_and_help(tmp_path):
+    version = drumbeat("--version", folder=tmp_path)
+    assert version.returncode == 0
+    assert version.stdout.startswith("drumbeat 0.")
+    usage = drumbeat("run", "--help", folder=tmp_path)
+    assert usage.returncode == 0
+    for option in ("--ps", "--nodes", "--node-rank", "--rendezvous", "--run-dir", "--collectives"):
+        assert option in usage.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "-n", "0", "train.py"], "drumbeat: -n is 0 (workers); expected 1 to 1024."),
+        (["run", "-n", "two", "train.py"], "Invalid value for '-n'"),
+        (["run", "nope.py"], "drumbeat: nope.py does not exist"),
+        (["run", "."], "drumbeat: . is a folder; expected a Python script."),
+        (["run", "train"], "did you mean train.py?"),
+        (["run", "--rendevous", "a:1", "train.py"], "--rendezvous"),
+        (["run", "--nodes", "2", "--node-rank", "2", "train.py"], "expected 0 to 1"),
+        (["run", "--run-dir", "train.py/x", "train.py"], "The run's folder train.py/x can't be"),
+        (["run", "-n", "2"], "Missing argument"),
+        (["ran", "train.py"], "No such command 'ran'"),
+    ],
+)
+def test_a_mistake_is_explained_without_a_traceback(tmp_path, arguments, message):
+    (tmp_path / "train.py").write_text("")
+    result = drumbeat(*arguments, folder=tmp_path)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_malformed_tf_config_is_explained(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    result = drumbeat("run", "train.py", folder=tmp_path, TF_CONFIG="{'cluster': 1}")
+    assert result.returncode == 2
+    assert result.stderr.startswith("drumbeat: TF_CONFIG:")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can read and write everything")
+def test_permissions_are_explained(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.py").chmod(0)
+    result = drumbeat("run", "train.py", folder=tmp_path)
+    assert result.returncode == 2
+    assert "can't be read" in result.stderr

@@ -1,0 +1,210 @@
+"""Jobs of two nodes: two agents on one machine, and in network namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+
+import pytest
+
+TOKEN = {"DRUMBEAT_TOKEN": "0123456789abcdef" * 2}
+ALL_REDUCE = """
+    import os, sys
+    from mpi4py import MPI
+    import numpy as np
+    comm = MPI.COMM_WORLD
+    total = np.zeros(100_000)
+    comm.Allreduce(np.full(100_000, comm.rank + 1.0), total)
+    print("sum", comm.size, total[0], total[-1], flush=True)
+"""
+SLEEP = "import time; print('up', flush=True); time.sleep(1000)"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+class Pair:
+    """Starts the same command on both nodes."""
+
+    def __init__(self, jobs) -> None:
+        self.jobs = jobs
+        self.port = free_port()
+
+    def start(self, rank: int, script: str, *args: str, options=(), env=TOKEN, timeout=30, **how):
+        nodes = ("--nodes", "2", "--node-rank", str(rank))
+        meeting = ("--rendezvous", f"127.0.0.1:{self.port}", "--start-timeout", str(timeout))
+        return self.jobs.start(
+            script,
+            *args,
+            options=(*nodes, *meeting, *options),
+            env=env,
+            run_dir=f"node{rank}",
+            **how,
+        )
+
+    def both(self, text: str, *args: str, **how):
+        script = self.jobs.script(text)
+        return [self.start(rank, script, *args, **how) for rank in (1, 0)][::-1]
+
+
+@pytest.fixture
+def pair(jobs) -> Pair:
+    return Pair(jobs)
+
+
+def test_ranks_of_two_nodes_reduce_together(pair):
+    script = pair.jobs.script(ALL_REDUCE)
+    second = pair.start(1, script, options=("-n", "2"))
+    first = pair.start(0, script, options=("-n", "1"))
+    results = [job.end() for job in (first, second)]
+    assert [result.code for result in results] == [0, 0], [result.out for result in results]
+    assert results[0].out.count("sum 3 6.0 6.0") == 1
+    assert results[1].out.count("sum 3 6.0 6.0") == 2
+    assert (second.run_dir / "worker-2" / "output.log").exists()
+
+
+def test_a_failure_on_one_node_ends_the_job_on_both_and_is_shown_on_both(pair):
+    jobs = pair.both(
+        """
+        import os, time
+        if os.environ["DRUMBEAT_RANK"] == "1":
+            raise ValueError("bad data")
+        time.sleep(1000)
+        """
+    )
+    results = [job.end() for job in jobs]
+    for result in results:
+        assert result.code == 1, result.out
+        assert result.report.startswith("worker 1 on")
+        assert result.report.endswith("ValueError: bad data")
+        assert result.seconds < 10
+
+
+def test_ctrl_c_on_one_node_ends_the_job_on_the_other(pair):
+    first, second = pair.both(SLEEP)
+    first.wait_for_output("worker-0", "up")
+    second.wait_for_output("worker-1", "up")
+    second.process.send_signal(signal.SIGINT)
+    assert second.end(10).code == 130
+    result = first.end(10)
+    assert result.code == 130
+    assert result.report.endswith("was stopped by SIGINT.")
+    assert first.alive_after(0.5) == second.alive_after(0.5) == []
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_node_ends_the_job(pair, lost):
+    pairs = pair.both(SLEEP)
+    for rank, job in enumerate(pairs):
+        job.wait_for_output(f"worker-{rank}", "up")
+    pairs[lost].process.kill()
+    result = pairs[1 - lost].end(20)
+    assert result.code == 1
+    assert "ost" in result.report  # "lost contact", or the rendezvous was lost
+    assert pairs[lost].alive_after(3) == pairs[1 - lost].alive_after(0.5) == []
+
+
+def test_a_node_that_never_comes_is_named(pair):
+    result = pair.start(0, pair.jobs.script("1"), timeout=1.5).end(15)
+    assert result.code == 3
+    assert result.report.startswith("The run failed.")
+    assert "node 1" in result.report
+
+
+def test_another_token_is_refused(pair):
+    script = pair.jobs.script("1")
+    first = pair.start(0, script, timeout=4)
+    second = pair.start(1, script, timeout=4, env={"DRUMBEAT_TOKEN": "f" * 32})
+    assert "DRUMBEAT_TOKEN" in second.end(15).report
+    assert first.end(15).code == 3
+
+
+def test_ctrl_c_while_waiting_for_others(pair):
+    job = pair.start(0, pair.jobs.script("1"), timeout=60)
+    time.sleep(1.5)
+    job.family()
+    job.process.send_signal(signal.SIGINT)
+    assert job.end(5).code == 130
+    assert job.alive_after(0.5) == []
+
+
+def test_a_platforms_tf_config_is_enough(pair):
+    cluster = {"chief": [f"127.0.0.1:{pair.port}"], "worker": [f"127.0.0.2:{pair.port}"]}
+    script = pair.jobs.script(
+        ALL_REDUCE + "    print('config', os.environ['TF_CONFIG'], flush=True)\n"
+    )
+    started = []
+    for kind in ("worker", "chief"):
+        config = {"cluster": cluster, "task": {"type": kind, "index": 0}}
+        env = {**TOKEN, "TF_CONFIG": json.dumps(config)}
+        started.append(pair.jobs.start(script, options=(), env=env, run_dir=kind))
+    worker, chief = [job.end() for job in started]
+    assert chief.code == 0, chief.out
+    assert worker.code == 0, worker.out
+    assert "[chief 0] sum 2 3.0 3.0" in chief.out
+    assert "[worker 0] sum 2 3.0 3.0" in worker.out
+    seen = json.loads(worker.out.partition("] config ")[2].splitlines()[0])
+    assert seen["task"] == {"type": "worker", "index": 0}
+    assert seen["cluster"]["worker"] == cluster["worker"]
+    # The agents meet at the chief's own port, so the chief has another one.
+    assert seen["cluster"]["chief"] != cluster["chief"]
+    assert seen["cluster"]["chief"][0].startswith("127.0.0.1:")
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """Two network namespaces with one cable between them: (name, address) of each."""
+    mark = f"{os.getpid() % 100000}"
+    names = [f"db{mark}{side}" for side in "ab"]
+    addresses = ["10.203.0.1", "10.203.0.2"]
+    commands = [f"ip netns add {name}" for name in names]
+    commands.append(f"ip link add v0 netns {names[0]} type veth peer name v0 netns {names[1]}")
+    for name, address in zip(names, addresses, strict=True):
+        commands += [
+            f"ip -n {name} addr add {address}/24 dev v0",
+            f"ip -n {name} link set v0 up",
+            f"ip -n {name} link set lo up",
+        ]
+    try:
+        for command in commands:
+            made = subprocess.run(command.split(), capture_output=True, text=True, timeout=20)
+            if made.returncode != 0:
+                pytest.skip(f"no network namespaces here: {command}: {made.stderr.strip()}")
+        yield (names[0], addresses[0]), (names[1], addresses[1])
+    except FileNotFoundError:
+        pytest.skip("no network namespaces here: iproute2 is not installed")
+    finally:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
+
+
+@pytest.mark.netns
+def test_nodes_in_network_namespaces_reduce_together(jobs, namespaces):
+    script = jobs.script(ALL_REDUCE)
+    started = []
+    for rank, (name, _) in reversed(list(enumerate(namespaces))):
+        started.append(
+            jobs.start(
+                script,
+                options=(
+                    *("-n", "1", "--nodes", "2", "--node-rank", str(rank)),
+                    *("--rendezvous", f"{namespaces[0][1]}:2222", "--start-timeout", "30"),
+                ),
+                env=TOKEN,
+                run_dir=f"node{rank}",
+                prefix=("ip", "netns", "exec", name),
+            )
+        )
+    for job in started:
+        result = job.end(60)
+        assert result.code == 0, result.out
+        assert "sum 2 3.0 3.0" in result.out

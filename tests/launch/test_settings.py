@@ -1,0 +1,131 @@
+"""Arguments and environment to a plan; every mistake gets a message that helps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime
+
+import pytest
+
+from drumbeat.errors import ConfigError
+from drumbeat.launch.settings import RunArguments, RunSettings, plan_run, run_name
+
+NOW = datetime(2030, 1, 2, 3, 4, 5)
+TOKEN = {"DRUMBEAT_TOKEN": "secret"}
+CLUSTER = {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4"]}
+
+
+@pytest.fixture
+def arguments(tmp_path, monkeypatch) -> RunArguments:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "folder").mkdir()
+    return RunArguments(command=("train.py", "--x"))
+
+
+def plan(arguments: RunArguments, env: dict[str, str] | None = None, **more: object) -> RunSettings:
+    return plan_run(replace(arguments, **more), env or {}, cpus=4, now=NOW)  # type: ignore[arg-type]
+
+
+def tf_config(kind: str, index: int) -> dict[str, str]:
+    return {"TF_CONFIG": json.dumps({"cluster": CLUSTER, "task": {"type": kind, "index": index}})}
+
+
+def test_one_machine_needs_nothing(arguments):
+    settings = plan(arguments)
+    assert (settings.workers, settings.ps, settings.nodes, settings.node_rank) == (1, 0, 1, 0)
+    assert (settings.command, settings.args) == ("train.py", ("--x",))
+    assert settings.run_name == "train-20300102-030405"
+    assert settings.notes == ()
+
+
+def test_too_many_workers_are_allowed_with_a_warning(arguments):
+    assert "5 processes share 4 CPUs" in plan(arguments, workers=5).notes[0]
+    assert plan(arguments, workers=4).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "index", "rank"), [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)]
+)
+def test_a_platforms_tf_config_needs_no_argument(arguments, kind, index, rank):
+    settings = plan(arguments, {**tf_config(kind, index), **TOKEN})
+    assert (settings.nodes, settings.node_rank, settings.workers) == (3, rank, 1)
+    assert settings.rendezvous == ("a", 1)
+    assert settings.token == "secret"
+    assert settings.lone_task is None
+
+
+def test_a_platforms_ps_runs_the_script_once_and_needs_no_token(arguments):
+    settings = plan(arguments, tf_config("ps", 0))
+    assert str(settings.lone_task) == "ps 0"
+    assert settings.nodes == 1
+    with pytest.raises(ConfigError, match="runs the script once, but 2 workers"):
+        plan(arguments, tf_config("ps", 0), workers=2)
+
+
+def test_arguments_win_over_tf_config_and_the_log_says_so(arguments):
+    env = {**tf_config("worker", 0), **TOKEN}
+    settings = plan(arguments, env, nodes=2, node_rank=0, rendezvous="localhost:9000")
+    assert (settings.nodes, settings.node_rank) == (2, 0)
+    assert settings.rendezvous == ("localhost", 9000)
+    assert settings.platform is None
+    assert "TF_CONFIG is set, but --nodes is given and wins" in settings.notes[0]
+    assert plan(arguments, env, rendezvous="[::1]:9000").rendezvous == ("::1", 9000)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"workers": 0}, r"-n is 0 \(workers\); expected 1 to"),
+        ({"workers": -3}, "-n is -3"),
+        ({"workers": 10**6}, "-n is 1000000"),
+        ({"ps": -1}, "--ps is -1"),
+        ({"nodes": 0}, "--nodes is 0"),
+        ({"nodes": 2}, "Give --node-rank 0 to 1"),
+        ({"nodes": 2, "node_rank": 2}, "--node-rank is 2 of --nodes 2; expected 0 to 1"),
+        ({"nodes": 1, "node_rank": 1}, "--node-rank is 1 of --nodes 1"),
+        ({"nodes": 2, "node_rank": 1}, "--rendezvous is not given; expected HOST:PORT"),
+        ({"nodes": 2, "node_rank": 1, "rendezvous": "host"}, "--rendezvous is 'host'"),
+        ({"nodes": 2, "node_rank": 1, "rendezvous": "h:1"}, "DRUMBEAT_TOKEN is not set"),
+        ({"node_rank": 1}, "--node-rank is 1, but --nodes is not given"),
+        ({"rendezvous": "h:1"}, "--rendezvous is 'h:1', but --nodes is not given"),
+        ({"collectives": "mpl"}, "expected one of auto, mpi, tensorflow"),
+        ({"start_timeout_s": 0.0}, "--start-timeout is 0.0"),
+        ({"collective_timeout_s": float("nan")}, "--collective-timeout is nan"),
+        ({"command": ()}, "What should run"),
+        ({"command": ("folder",)}, "folder is a folder; expected a Python script"),
+        ({"command": ("train",)}, "did you mean train.py"),
+        ({"command": ("package.train",)}, "does not exist"),
+        ({"command": ("nope.py",)}, "nope.py does not exist"),
+        ({"command": ("a/b.py",), "is_module": True}, "is not the name of a module"),
+    ],
+)
+def test_mistakes(arguments, given, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        plan(arguments, **given)
+    assert caught.value.exit_code == 2
+
+
+def test_mistakes_in_the_environment(arguments):
+    with pytest.raises(ConfigError, match="a worker of a job already"):
+        plan(arguments, {"DRUMBEAT_RANK": "0"})
+    with pytest.raises(ConfigError, match="TF_CONFIG"):
+        plan(arguments, {"TF_CONFIG": "not JSON"})
+    with pytest.raises(ConfigError, match="DRUMBEAT_TOKEN is not set"):
+        plan(arguments, {**tf_config("worker", 0), "DRUMBEAT_TOKEN": " "})
+    with pytest.raises(ConfigError, match="TF_CONFIG says that this is worker 0"):
+        plan(arguments, {**tf_config("worker", 0), **TOKEN}, node_rank=1)
+
+
+@pytest.mark.parametrize(
+    ("command", "is_module", "name"),
+    [
+        ("some dir/träin me.py", False, "träin_me"),
+        ("pkg.train", True, "pkg.train"),
+        ("...", False, "run"),
+    ],
+)
+def test_run_names_are_safe(command, is_module, name):
+    arguments = RunArguments(command=(command,), is_module=is_module)
+    assert run_name(arguments, NOW) == f"{name}-20300102-030405"
