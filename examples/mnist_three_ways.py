@@ -86,8 +86,7 @@ def main() -> None:
         )
         WAYS[options.way](model, train, test, options)
         loss, accuracy = model.evaluate(*test, batch_size=options.batch_size, verbose=0)
-    if recipe.is_chief(strategy):
-        options.model_dir.mkdir(parents=True, exist_ok=True)
+    options.model_dir.mkdir(parents=True, exist_ok=True)
     model.save(options.model_dir / f"{options.way}.keras")
     print(f"{options.way}: test loss {loss:.4f}, test accuracy {accuracy:.4f}")
 
