@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import time
@@ -51,11 +52,19 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the run ended: the exit code, and what to show last."""
+    """How the run ended: the exit code, and what to show last.
+
+    Attributes:
+        code: The agent's exit code.
+        heading: Who failed and how; "" if nobody did.
+        body: The traceback or whatever else explains it.
+        summary: One line about a success.
+    """
 
     code: int
     heading: str = ""
     body: str = ""
+    summary: str = ""
 
 
 class Agent:
@@ -184,7 +193,7 @@ class Agent:
         gpus = any(int(n) for name, n in everywhere.items() if name.startswith("gpus:"))
         mpi = all(int(n) for name, n in everywhere.items() if name.startswith("mpi:"))
         chosen, why = environment.choose_collectives(settings.collectives, gpus=gpus, mpi=mpi)
-        if not settings.lone_task:
+        if settings.workers + settings.ps + settings.nodes > 2:
             self._console.note(f"Collectives: {chosen} ({why}).")
         return chosen
 
@@ -201,14 +210,13 @@ class Agent:
         for task in tasks:
             self._watch.add(await self._start(task, len(tasks), collectives, cluster))
         failures = await self._watch.run()
+        self._grace_s = FAILURE_GRACE_S
         if failures:
-            self._grace_s = FAILURE_GRACE_S
             cause = root_cause(failures)
             return Outcome(code=cause.exit_code, heading=cause.heading, body=cause.text)
-        self._grace_s = FAILURE_GRACE_S
         seconds = time.monotonic() - started_s
-        self._console.note(f"Finished in {seconds:.1f} s. Logs are in {self._run_dir}")
-        return Outcome(code=0)
+        summary = f"Finished in {seconds:.1f} s. Logs are in {self._run_dir}"
+        return Outcome(code=0, summary=summary)
 
     def _serve_mpi(self, tasks: Sequence[LocalTask], cluster: ClusterSpec) -> PmiServer:
         client, settings = self._meeting.client, self._settings
@@ -268,7 +276,7 @@ class Agent:
             await self._parent.start_worker(request, fds)
         finally:
             for fd in fds:
-                socket.close(fd)
+                os.close(fd)
         return Worker(task=task, stdout=streams[0], stderr=streams[1], failure_path=failure_path)
 
     def _mpi_variables(self, rank: int, world_size: int, fd: int) -> dict[str, str]:

@@ -57,7 +57,8 @@ class Meeting:
         except OSError as error:
             raise RendezvousError(f"No free port on this machine: {error}.") from None
         if settings.nodes == 1:
-            self._client = Client.alone(self._node("127.0.0.1"), secrets.token_hex(8))
+            node = self._node(self._platform_host() or "127.0.0.1")
+            self._client = Client.alone(node, secrets.token_hex(8))
             return
         assert settings.rendezvous is not None, "plan_run sees to it"  # noqa: S101
         if settings.node_rank == 0:
@@ -66,7 +67,7 @@ class Meeting:
         self._client = await Client.join(
             address,
             settings.token,
-            self._node(self._own_host(settings.rendezvous)),
+            self._node(self._platform_host() or _address_towards(settings.rendezvous)),
             settings.nodes,
             timeout_s=settings.start_timeout_s,
             on_waiting=self._on_waiting,
@@ -128,16 +129,17 @@ class Meeting:
             return ()
         if settings.lone_task:
             return ()
-        host, port = _split(cluster.address(cluster.task))
-        if settings.node_rank == 0 and settings.rendezvous == (host, port):
+        port = _split(cluster.address(cluster.task))[1]
+        if settings.node_rank == 0 and settings.rendezvous and settings.rendezvous[1] == port:
             return ()  # the agents meet there
         return (port,)
 
-    def _own_host(self, rendezvous: tuple[str, int]) -> str:
+    def _platform_host(self) -> str:
+        """How the platform calls this machine; "" if it does not say."""
         cluster = self._settings.platform
-        if cluster is not None and cluster.task is not None:
-            return _split(cluster.address(cluster.task))[0]
-        return _address_towards(rendezvous)
+        if cluster is None or cluster.task is None or self._settings.lone_task:
+            return ""
+        return _split(cluster.address(cluster.task))[0]
 
     def _expected(self) -> tuple[str, ...]:
         cluster = self._settings.platform

@@ -14,6 +14,7 @@ from drumbeat.launch import environment, files
 from drumbeat.launch.agent import Agent, Machine, Outcome
 from drumbeat.launch.console import Console
 from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
+from drumbeat.launch.signals import exit_quietly
 
 STDOUT_FD = 1
 
@@ -60,10 +61,13 @@ def run_job(
     try:
         outcome = asyncio.run(_run(settings, machine, run_dir, preload, console))
     finally:
+        exit_quietly()
         ended = datetime.now().astimezone().isoformat()
         _write(job_file, {**record, "ended": ended, "exit_code": outcome.code})
         if outcome.heading:
             console.report(outcome.heading, outcome.body)
+        if outcome.summary:
+            console.note(outcome.summary)
         console.close()
     return outcome.code
 
