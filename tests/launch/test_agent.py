@@ -234,6 +234,26 @@ def test_a_killed_agent_leaves_nothing(jobs):
     assert job.alive_after(3) == []
 
 
+def test_a_killed_agent_leaves_no_shared_memory(jobs, eventually):
+    script = jobs.script(MPI + "    time.sleep(1000)\n")
+    job = jobs.start(script, options=("-n", "2", "--collectives", "mpi"))
+    for worker in ("worker-0", "worker-1"):
+        job.wait_for_output(worker, "]")
+    memory = memory_of(job.run_dir)
+    assert [path for path in memory if path.exists()]
+    job.process.kill()
+    job.process.wait(5)
+    assert job.alive_after(3) == []
+    assert not [path for path in memory if path.exists()]
+
+
+def memory_of(run_dir: Path) -> list[Path]:
+    """The shared memory that a worker running `MPI` said it uses."""
+    log = (run_dir / "worker-0" / "output.log").read_text()
+    names = log.partition("memory ")[2].splitlines()[0]
+    return [Path(name) for name in json.loads(names.replace("'", '"'))]
+
+
 def test_a_killed_agent_leaves_nothing_while_the_parent_imports(jobs, eventually):
     (jobs.folder / "slow.py").write_text("import time\ntime.sleep(60)\n")
     job = jobs.start(jobs.script(SLEEPER), preload="slow")
@@ -292,8 +312,7 @@ def test_an_mpi_rank_that_fails_ends_the_job_and_leaves_no_memory(jobs, end, cod
     assert result.code == code, result.out
     assert result.report.startswith("worker 1 on")
     assert result.seconds < 8
-    names = result.log("worker-0").partition("memory ")[2].splitlines()[0]
-    memory = [Path(name) for name in json.loads(names.replace("'", '"'))]
+    memory = memory_of(result.run_dir)
     assert memory
     assert not [path for path in memory if path.exists()]
 

@@ -21,7 +21,7 @@ from drumbeat.launch.failures import Failure, root_cause
 from drumbeat.launch.meeting import Meeting
 from drumbeat.launch.parent import WorkerRequest
 from drumbeat.launch.plan import LocalTask, cluster_of, local_tasks, sync_sizes, tasks_on_node
-from drumbeat.launch.pmi import PmiServer, mpi_environment
+from drumbeat.launch.pmi import PmiServer, mpi_environment, shared_memory_path
 from drumbeat.launch.processes import ParentProcess
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.watch import Watch, Worker, signal_failure
@@ -270,6 +270,7 @@ class Agent:
             folder=str(self._machine.folder),
             cpus=list(worker.cpus),
             failure_path=str(failure_path),
+            memory_path=self._memory_path() if mpi else "",
         )
         assert self._parent is not None  # noqa: S101
         try:
@@ -278,6 +279,10 @@ class Agent:
             for fd in fds:
                 os.close(fd)
         return Worker(task=task, stdout=streams[0], stderr=streams[1], failure_path=failure_path)
+
+    def _memory_path(self) -> str:
+        # Every node has ranks, so its number among those that have any is its own.
+        return str(shared_memory_path(self._meeting.client.job_id, self._settings.node_rank))
 
     def _mpi_variables(self, rank: int, world_size: int, fd: int) -> dict[str, str]:
         chosen = mpi_environment(self._meeting.client.roster, self._settings.node_rank)

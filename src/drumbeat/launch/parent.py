@@ -63,6 +63,8 @@ class WorkerRequest:
         folder: The working folder.
         cpus: CPUs to run on; empty for any.
         failure_path: File in which the worker explains an exception that ended it.
+        memory_path: Shared memory file of its MPI library, which the agent removes,
+            or the parent if the agent is killed; "" for none.
     """
 
     name: str
@@ -73,6 +75,7 @@ class WorkerRequest:
     folder: str
     cpus: list[int]
     failure_path: str
+    memory_path: str = ""
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -116,6 +119,7 @@ class ForkServer:
         self._agent = agent
         self._names: dict[int, str] = {}
         self._leftovers: dict[int, float] = {}
+        self._memory_paths: set[str] = set()
         self._wake_read, self._wake_write = -1, -1
 
     def serve(self) -> tuple[WorkerRequest, list[int]] | None:
@@ -162,6 +166,8 @@ class ForkServer:
         for fd in fds:
             os.close(fd)
         self._names[pid] = request.name
+        if request.memory_path:
+            self._memory_paths.add(request.memory_path)
         self._send({"started": request.name, "pid": pid})
         return False
 
@@ -206,6 +212,17 @@ class ForkServer:
             time.sleep(_POLL_S)
         for group in self._leftovers:
             _signal_group(group, signal.SIGKILL)
+        if at_once:
+            self._remove_memory()
+
+    def _remove_memory(self) -> None:
+        deadline = time.monotonic() + LEFTOVER_GRACE_S
+        while self._names and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(_POLL_S)
+        for path in self._memory_paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
     def _send(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the agent is gone; the next read says so too
