@@ -212,3 +212,20 @@ def test_a_worker_has_no_more_open_files_than_under_python(jobs):
     )
     # 3 is the listing itself.
     assert "fds ['0', '1', '2', '3']" in result.out
+
+
+def test_a_traceback_leaves_drumbeat_out_unless_drumbeat_failed(jobs):
+    script = """
+        from drumbeat.launch.output import Line, Screen
+        def width():
+            raise ValueError("user's mistake")
+        Screen(color=False, live=True, chief="w", width=WIDTH).draw("w", Line(text="x"))
+    """
+    users = jobs.run(script.replace("WIDTH", "width"), options=ONE).report
+    assert users.endswith("ValueError: user's mistake")
+    assert users.count("  File ") == 2
+    assert "output.py" not in users
+    ours = jobs.run(script.replace("WIDTH", "lambda: 'not a number'"), options=ONE).report
+    assert "TypeError" in ours
+    assert "output.py" in ours
+    assert "worker.py" not in ours

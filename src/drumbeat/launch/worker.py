@@ -35,6 +35,7 @@ _PEER_LOST_NAMES = ("CollectiveTimeout", "CollectiveError")
 _PEER_LOST_CODES = ("UnavailableError", "AbortedError", "CancelledError")
 _MESSAGE_LIMIT = 4000
 EXIT_GRACE_S = 1.0
+_OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 class Preload(Protocol):
@@ -185,10 +186,8 @@ def _no_module(name: str, why: str) -> NoReturn:
 
 
 def _show_as_python_does(error: BaseException) -> None:
-    """Hands the exception to `sys.excepthook`, without the frames of this file."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next
+    """Hands the exception to `sys.excepthook`, without drumbeat's own frames."""
+    frames = _users_frames(error.__traceback__)
     error.__traceback__ = frames
     sys.stdout.flush()
     try:
@@ -199,6 +198,23 @@ def _show_as_python_does(error: BaseException) -> None:
         print("\nOriginal exception was:", file=sys.stderr)
         traceback.print_exception(type(error), error, frames)
     sys.stderr.flush()
+
+
+def _users_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """The frames outside of drumbeat; all but this file's where drumbeat itself failed."""
+    kept: list[types.TracebackType] = []
+    while frames is not None:
+        kept.append(frames)
+        frames = frames.tb_next
+    folder = _OUR_FOLDER if kept and not _is_in(kept[-1], _OUR_FOLDER) else __file__
+    kept = [frame for frame in kept if not _is_in(frame, folder)]
+    for frame, following in zip(kept, [*kept[1:], None], strict=True):
+        frame.tb_next = following
+    return kept[0] if kept else None
+
+
+def _is_in(frame: types.TracebackType, folder: str) -> bool:
+    return frame.tb_frame.f_code.co_filename.startswith(folder)
 
 
 def is_consequence(error: BaseException) -> bool:
