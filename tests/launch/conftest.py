@@ -115,9 +115,10 @@ class Jobs:
         env: Mapping[str, str] | None = None,
         preload: str = "standin",
         prefix: Sequence[str] = (),
-        run_dir: str = "run",
+        run_dir: str | None = "run",
     ) -> Job:
-        arguments = ["run", *options, "--run-dir", run_dir, "--", *command]
+        folder = ["--run-dir", run_dir] if run_dir else []
+        arguments = ["run", *options, *folder, "--", *command]
         process = subprocess.Popen(
             [*prefix, sys.executable, "command.py", preload, *arguments],
             cwd=self.folder,
@@ -127,13 +128,32 @@ class Jobs:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        job = Job(process, self.folder / run_dir)
+        job = Job(process, self.folder / (run_dir or "runs"))
         self._running.append(job)
         return job
 
     def run(self, text: str, *args: str, timeout_s: float = 30, **how: object) -> Result:
         """Runs a script, given as its text, to its end."""
         return self.start(self.script(text), *args, **how).end(timeout_s)  # type: ignore[arg-type]
+
+    def on_terminal(self, *command: str, options: Sequence[str]) -> str:
+        """Runs a job on a pseudo-terminal, and returns all that was written to it."""
+        ours, theirs = os.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "command.py", "standin", "run", *options, *command],
+            cwd=self.folder,
+            env={**self.environ(), "TERM": "xterm", "NO_COLOR": ""},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        written = b""
+        with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as screen:
+            while data := screen.read(65536):
+                written += data
+        assert process.wait(10) == 0, written
+        return written.decode()
 
     def environ(self) -> dict[str, str]:
         names = ("TF_CONFIG", "OMP_NUM_THREADS", "DRUMBEAT_TOKEN", "TF_CPP_MIN_LOG_LEVEL")

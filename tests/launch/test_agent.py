@@ -317,11 +317,40 @@ def test_an_mpi_rank_that_fails_ends_the_job_and_leaves_no_memory(jobs, end, cod
     assert not [path for path in memory if path.exists()]
 
 
-def test_two_runs_in_the_same_second_have_their_own_folders(jobs):
+def test_runs_at_the_same_time_have_their_own_folders(jobs):
     script = jobs.script("print('hello')")
-    pair = [jobs.start(script, options=("-n", "1"), run_dir=f"run{i}") for i in range(2)]
-    assert [job.end().code for job in pair] == [0, 0]
-    assert all((job.run_dir / "worker-0" / "output.log").exists() for job in pair)
+    trio = [jobs.start(script, options=("-n", "1"), run_dir=None) for _ in range(3)]
+    assert [job.end().code for job in trio] == [0, 0, 0]
+    logs = list((jobs.folder / "runs").glob("script-*/worker-0/output.log"))
+    assert [log.read_text() for log in logs] == ["hello\n"] * 3
+
+
+def test_on_a_terminal_the_chief_has_one_too_and_its_bar_stays_whole(jobs):
+    script = jobs.script(
+        """
+        import os, sys, time
+        chief = os.environ["DRUMBEAT_RANK"] == "0"
+        print("terminal", sys.stdout.isatty(), flush=True)
+        for i in range(1, 5):
+            if chief:
+                sys.stdout.write(f"\\r{i}/4 ━━━")
+                sys.stdout.flush()
+            elif i == 3:
+                print("from worker 1", flush=True)
+            time.sleep(0.2)
+        if chief:
+            print()
+        """
+    )
+    screen = jobs.on_terminal(script, options=("-n", "2"))
+    assert "terminal True" in screen
+    assert "terminal False" in screen
+    erased = "\r\x1b[K"
+    drawn = [part for part in screen.split(erased) if "/4 ━━━" in part]
+    assert len(drawn) >= 4
+    for line in screen.replace(erased, "\n").splitlines():
+        assert not ("━━━" in line and "worker 1" in line), "glued to the bar"
+    assert screen.count("from worker 1") == 1
 
 
 def test_ten_jobs_at_once_have_no_port_in_common(jobs):

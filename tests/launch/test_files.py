@@ -1,0 +1,50 @@
+"""The run's folder and its record."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from drumbeat.errors import ConfigError
+from drumbeat.launch.files import job_file, make_run_dir, write_json
+from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
+
+
+def settings(run_dir: str | None = None) -> RunSettings:
+    arguments = RunArguments(command=(__file__,), run_dir=run_dir)
+    return plan_run(arguments, {}, cpus=1, now=datetime(2030, 1, 1))
+
+
+def test_the_default_folder_is_never_shared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = [make_run_dir(settings()) for _ in range(3)]
+    assert [path.name for path in made] == [
+        "test_files-20300101-000000",
+        "test_files-20300101-000000-2",
+        "test_files-20300101-000000-3",
+    ]
+    assert made[0].parent == tmp_path / "runs"
+    assert all(list(path.iterdir()) == [] for path in made)
+
+
+def test_a_given_folder_may_exist(tmp_path):
+    wanted = str(tmp_path / "a" / "b")
+    assert make_run_dir(settings(wanted)) == make_run_dir(settings(wanted)) == Path(wanted)
+
+
+def test_a_folder_that_can_not_be_made_is_a_mistake(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="Give another one with --run-dir"):
+        make_run_dir(settings(str(tmp_path / "file" / "run")))
+
+
+def test_the_record_is_replaced_in_one_step(tmp_path):
+    path = job_file(tmp_path, 0)
+    write_json(path, {"a": 1})
+    write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 2}
+    assert [file.name for file in tmp_path.iterdir()] == ["job.json"]
+    assert job_file(tmp_path, 1) != path
