@@ -89,7 +89,9 @@ def start_tensorflow(size: int, folder: Path) -> str:
     for rank, (job, index) in enumerate(tasks):
         config = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
         command = [sys.executable, str(SCRIPT), "tensorflow", str(rank), str(size), str(folder)]
-        processes.append(start(command, TF_CONFIG=config))
+        # With a single thread, a graph that waits for another one would hang.
+        threads = {"TF_NUM_INTEROP_THREADS": "1"} if size == 2 else {}
+        processes.append(start(command, TF_CONFIG=config, **threads))
     return finish(processes)
 
 

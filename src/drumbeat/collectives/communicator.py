@@ -136,8 +136,7 @@ class Communicator(ABC):
         _check_dtypes("broadcast", MOVABLE, [value.dtype for value in values])
         if self.size == 1 or not values:
             return values
-        body = functools.partial(self._run, "broadcast", root=root, name=name)
-        return self._bridge(body, values, [tf.TensorSpec(v.shape, v.dtype) for v in values])
+        return self._transfer("broadcast", values, root=root, name=name)
 
     @_not_converted
     def all_gather(self, tensor: tf.Tensor, *, name: str = "") -> tf.Tensor:
@@ -205,7 +204,17 @@ class Communicator(ABC):
     def _gather(self, call: Call, values: list[Any]) -> list[Any]:
         """Concatenates rows; has to find out how many each worker has."""
 
-    def _run(self, kind: str, *values: Any, op: str = "", root: int = 0, name: str = "") -> list:
+    def _run(
+        self,
+        kind: str,
+        *values: Any,
+        packed: Sequence[Any] | None = None,
+        op: str = "",
+        root: int = 0,
+        name: str = "",
+    ) -> list[Any]:
+        """One call: what the workers compare are `values`, what moves is `packed` or they."""
+        data = list(values if packed is None else packed)
         if not self._lock.acquire(timeout=self.timeout_s):
             raise CollectiveTimeout(
                 f"worker {self.rank} waited {self.timeout_s:g} s to start {kind}: another thread "
@@ -218,11 +227,11 @@ class Communicator(ABC):
             call = self._describe(kind, values, op, root, name)
             self._agree(call)
             if kind == "all_reduce":
-                return self._reduce(call, list(values), op)
+                return self._reduce(call, data, op)
             if kind == "broadcast":
-                return self._broadcast(call, list(values), root)
+                return self._broadcast(call, data, root)
             if kind == "all_gather":
-                return self._gather(call, list(values))
+                return self._gather(call, data)
             return []
         except CollectiveError as error:
             self._last_error = error
@@ -242,9 +251,13 @@ class Communicator(ABC):
 
     def _reduce_dense(self, values: list[Any], op: str, name: str) -> list[tf.Tensor]:
         wide = [tf.cast(v, tf.float32) if v.dtype.size == 2 else v for v in values]
-        body = functools.partial(self._run, "all_reduce", op=op, name=name)
-        results = self._bridge(body, wide, [tf.TensorSpec(v.shape, v.dtype) for v in wide])
+        results = self._transfer("all_reduce", wide, op=op, name=name)
         return [tf.cast(r, v.dtype) for r, v in zip(results, values, strict=True)]
+
+    def _transfer(self, kind: str, values: list[Any], **how: Any) -> list[tf.Tensor]:
+        """Runs a collective whose results have the shapes of its inputs."""
+        body = functools.partial(self._run, kind, **how)
+        return self._bridge(body, values, [tf.TensorSpec(v.shape, v.dtype) for v in values])
 
     def _gather_tensors(self, values: list[Any], name: str) -> list[tf.Tensor]:
         specs = [tf.TensorSpec(_any_rows(v.shape), v.dtype) for v in values]

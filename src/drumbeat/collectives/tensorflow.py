@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,26 @@ class TensorFlowCommunicator(Communicator):
                 mismatch_message([text_from_bytes(row.tobytes()) for row in texts])
             )
 
+    def _transfer(self, kind: str, values: list[Any], **how: Any) -> list[tf.Tensor]:
+        """Joins tensors of a dtype before they enter Python, and cuts the results up after."""
+        groups: dict[tf.DType, list[int]] = {}
+        for i, value in enumerate(values):
+            groups.setdefault(value.dtype, []).append(i)
+        members = [[values[i] for i in group] for group in groups.values()]
+        flats = [_pack(group) for group in members]
+
+        def body(*args: Any) -> list[Any]:
+            return self._run(kind, *args[: len(values)], packed=args[len(values) :], **how)
+
+        specs = [tf.TensorSpec([None], dtype) for dtype in groups]
+        moved = self._bridge(body, [*values, *flats], specs)
+        results = list(values)
+        for flat, group, indices in zip(moved, members, groups.values(), strict=True):
+            for i, part in zip(indices, _unpack(flat, group), strict=True):
+                part.set_shape(values[i].shape)
+                results[i] = part
+        return results
+
     def _reduce(self, call: Call, values: list[Any], op: str) -> list[Any]:
         def reduce(flat: Any) -> Any:
             return self._collective(
@@ -89,7 +110,7 @@ class TensorFlowCommunicator(Communicator):
                 ),
             )
 
-        return _by_dtype(values, reduce)
+        return [reduce(flat) if len(flat) else flat for flat in values]
 
     def _broadcast(self, call: Call, values: list[Any], root: int) -> list[Any]:
         def send(flat: Any) -> Any:
@@ -102,7 +123,7 @@ class TensorFlowCommunicator(Communicator):
 
             return tf.cast(self._collective(call, carrier.dtype, run), flat.dtype)
 
-        return _by_dtype(values, send)
+        return [send(flat) if len(flat) else flat for flat in values]
 
     def _gather(self, call: Call, values: list[Any]) -> list[Any]:
         tensors = [tf.convert_to_tensor(value) for value in values]
@@ -179,20 +200,18 @@ def _join(cluster: ClusterSpec, me: Task) -> None:
     )
 
 
-def _by_dtype(values: Sequence[Any], run: Callable[[Any], Any]) -> list[Any]:
-    """Runs a function of one flat tensor for each dtype, and cuts its results up again."""
-    results = [tf.convert_to_tensor(value) for value in values]
-    groups: dict[tf.DType, list[int]] = {}
-    for i, value in enumerate(results):
-        if value.shape.num_elements():
-            groups.setdefault(value.dtype, []).append(i)
-    for members in groups.values():
-        flat = [tf.reshape(results[i], [-1]) for i in members]
-        whole = run(flat[0] if len(flat) == 1 else tf.concat(flat, 0))
-        parts = tf.split(whole, [len(part) for part in flat]) if len(flat) > 1 else [whole]
-        for i, part in zip(members, parts, strict=True):
-            results[i] = tf.reshape(part, results[i].shape)
-    return results
+# Graphs, as dozens of small operations take five times as long one by one. They
+# must not run within a Python function of another graph: it occupies a thread of
+# TensorFlow's, and there may be only one.
+@functools.partial(tf.function, autograph=False, reduce_retracing=True)
+def _pack(tensors: list[tf.Tensor]) -> tf.Tensor:
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+@functools.partial(tf.function, autograph=False, reduce_retracing=True)
+def _unpack(flat: tf.Tensor, like: list[tf.Tensor]) -> list[tf.Tensor]:
+    parts = tf.split(flat, [tf.size(tensor) for tensor in like])
+    return [tf.reshape(part, tf.shape(tensor)) for part, tensor in zip(parts, like, strict=True)]
 
 
 _CARRIERS: dict[str, Any] = {
