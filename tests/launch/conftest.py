@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -87,6 +88,12 @@ class Job:
         return alive
 
 
+def _default_signals() -> None:
+    # nohup and a shell's & have signals ignored in everything below them.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _lives(process: psutil.Process) -> bool:
     # An orphan that the container's init has not buried yet is dead all the same.
     try:
@@ -127,6 +134,7 @@ class Jobs:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=_default_signals,
         )
         job = Job(process, self.folder / (run_dir or "runs"))
         self._running.append(job)
