@@ -1,6 +1,6 @@
 """Every touch of Keras's internals: what drumbeat replaces in `keras.src`, and how.
 
-Supported: Keras 3.10 to 3.15. Each touch names the function, the parameters it
+Supported: Keras 3.12 to 3.15. Each touch names the function, the parameters it
 is expected to have and what for it is replaced; `wrap` refuses a Keras in which
 they differ, and tests/test_keras_internals.py says which one moved.
 """
@@ -87,11 +87,23 @@ NEXT_SEED = Touch(
     parameters=("ordered",),
     why="dropout and other random layers draw differently on each worker",
 )
+STEP_FUNCTION = Touch(
+    module=_TRAINER,
+    name="TensorFlowTrainer._make_function",
+    parameters=("step_function",),
+    why="a worker without rows runs the step on a stand-in row",
+)
+VARIABLE_ASSIGN = Touch(
+    module="keras.src.backend.tensorflow.core",
+    name="Variable._direct_assign",
+    parameters=("value",),
+    why="a stand-in row doesn't count in metrics",
+)
 BATCH_MOMENTS = Touch(
     module="keras.src.layers.normalization.batch_normalization",
     name="BatchNormalization._moments",
     parameters=("inputs", "mask"),
-    why="a worker without rows in a step keeps its moving statistics instead of NaN",
+    why="a stand-in row doesn't count in moving statistics",
 )
 FIT = Touch(
     module=_TRAINER,
@@ -122,6 +134,30 @@ TEST_ON_BATCH = Touch(
     name="TensorFlowTrainer.test_on_batch",
     parameters=("x", "y", "sample_weight"),
     why="each worker takes its rows of the batch",
+)
+SYMBOLIC_BUILD = Touch(
+    module=_TRAINER,
+    name="TensorFlowTrainer._maybe_symbolic_build",
+    parameters=("iterator", "data_batch"),
+    why="it takes a batch from the data to learn its shape; a generator loses that batch",
+)
+COMPILED_LOSS = Touch(
+    module="keras.src.trainers.compile_utils",
+    name="CompileLoss.call",
+    parameters=("y_true", "y_pred", "sample_weight"),
+    why="the mean loss of each output counts a worker's part of a batch by its rows",
+)
+MEAN_UPDATE = Touch(
+    module="keras.src.metrics.reduction_metrics",
+    name="Mean.update_state",
+    parameters=("values", "sample_weight"),
+    why="the mean loss of each output counts a worker's part of a batch by its rows",
+)
+IS_DATASET = Touch(
+    module="keras.src.trainers.data_adapters",
+    name="is_tf_dataset",
+    parameters=("x",),
+    why="it knows TensorFlow's distributed datasets by their module, so not ours",
 )
 EPOCH_RESULT = Touch(
     module="keras.src.trainers.trainer",
@@ -214,7 +250,7 @@ def wrap(touch: Touch, make: Callable[[Callable[..., Any]], Callable[..., Any]])
     problem = problem_with(touch)
     if problem:
         raise ConfigError(
-            f"Keras {keras.__version__} isn't supported: {problem}. Expected Keras 3.10 to 3.15."
+            f"Keras {keras.__version__} isn't supported: {problem}. Expected Keras 3.12 to 3.15."
         )
     owner = touch.owner()
     original = getattr(owner, touch.attribute)

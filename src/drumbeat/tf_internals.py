@@ -6,7 +6,8 @@ changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -51,6 +52,7 @@ __all__ = [
     "context_is_initialized",
     "global_seed",
     "join_cluster",
+    "shifted_seed",
 ]
 
 all_reduce_v2 = collective_ops.all_reduce_v2
@@ -117,3 +119,22 @@ def auto_shard(dataset: tf.data.Dataset, num_workers: int, index: int) -> tf.dat
     """
     sharded: Any = _AutoShardDataset(dataset, num_workers, index, num_workers)
     return sharded
+
+
+@contextlib.contextmanager
+def shifted_seed(shift: int) -> Iterator[None]:
+    """Within this, random ops see the global seed plus `shift`; without a global seed, nothing.
+
+    The public tf.random.set_seed would also restart the stream of eager op seeds.
+    """
+    owner: Any = context.context() if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    name = "_seed" if tf.executing_eagerly() else "seed"
+    seed = getattr(owner, name)
+    if seed is None or not shift:
+        yield
+        return
+    setattr(owner, name, (seed + shift) % 2**31)
+    try:
+        yield
+    finally:
+        setattr(owner, name, seed)

@@ -137,26 +137,35 @@ class DistributedIterator(OwnedIterator):
 
     def get_next_as_optional(self) -> Any:
         """The next local batch as a `tf.experimental.Optional`, empty at the end on all workers."""
-        full = super().get_next_as_optional()
         spec = self.element_spec
+        # The base class would describe the optional by our public `element_spec`, which
+        # leaves out the row counts: ask an iterator that has none of its own.
+        pairs = OwnedIterator(
+            components=(self._iterator_resource,), element_spec=self._element_spec
+        )
+        pair = pairs.get_next_as_optional()
         if self._feed.sum_rows is None:
             rows = tf.cond(
-                full.has_value(), lambda: full.get_value()[1], lambda: tf.constant([0, 0], tf.int64)
+                pair.has_value(), lambda: pair.get_value()[1], lambda: tf.constant([0, 0], tf.int64)
             )
             self._feed.rows.record(rows)
             return tf.cond(
-                full.has_value(),
-                lambda: tf.experimental.Optional.from_value(full.get_value()[0]),
+                pair.has_value(),
+                lambda: tf.experimental.Optional.from_value(pair.get_value()[0]),
                 lambda: tf.experimental.Optional.empty(spec),
             )
-        data, rows = tf.cond(full.has_value(), full.get_value, self._no_rows)
-        total = self._feed.sum_rows(rows[0])
-        self._feed.rows.record(tf.stack([rows[0], total]))
+        data, rows = tf.cond(pair.has_value(), pair.get_value, self._no_rows)
         return tf.cond(
-            total > 0,
+            self._agree(rows) > 0,
             lambda: tf.experimental.Optional.from_value(data),
             lambda: tf.experimental.Optional.empty(spec),
         )
+
+    def _agree(self, rows: Any) -> Any:
+        """Rows of all workers' next batches together; records this worker's share."""
+        total = self._feed.sum_rows(rows[0])
+        self._feed.rows.record(tf.stack([rows[0], total]))
+        return total
 
     def _no_rows(self) -> tuple[Any, Any]:
         return tf.nest.map_structure(_empty, self.element_spec), tf.constant([0, 0], tf.int64)

@@ -7,6 +7,8 @@ hand out a batch; the loss scaling reads them.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -26,10 +28,23 @@ class BatchRows:
             self.value = tf.Variable(
                 [1, world_size], dtype=tf.int64, trainable=False, name="batch_rows"
             )
+        self._listeners: list[list[int]] = []
 
     def record(self, rows: Any) -> None:
         """Remember `rows`, an int64 tensor `[local, global]`."""
         self.value.assign(rows)
+        if self._listeners and tf.executing_eagerly():
+            self._listeners[-1].append(int(rows[0]))
+
+    @contextlib.contextmanager
+    def listen(self) -> Iterator[list[int]]:
+        """A list that grows by the local rows of each batch fetched eagerly within."""
+        heard: list[int] = []
+        self._listeners.append(heard)
+        try:
+            yield heard
+        finally:
+            self._listeners.remove(heard)
 
     def reset(self) -> None:
         """Back to equal shares: the next data does not come from our iterators."""

@@ -83,9 +83,7 @@ def _communicator(cluster: ClusterSpec | None, identity: Identity | None) -> Com
             name=str(cluster.task),
             timeout_s=DEFAULT_TIMEOUT_S,
         )
-    jobs = {job: list(addresses.values()) for job, addresses in cluster.jobs.items()}
-    task = (cluster.task.type, cluster.task.index)
-    return communicator(identity, jobs, task=task, protocol=cluster.rpc_layer or "grpc")
+    return communicator(identity, cluster)
 
 
 def _resolver(cluster: ClusterSpec | None) -> tf.distribute.cluster_resolver.ClusterResolver:

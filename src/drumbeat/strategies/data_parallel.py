@@ -15,13 +15,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.data.distributed import DistributedDataset, Feed, count_rows, slice_batches
 from drumbeat.data.policies import shard
 from drumbeat.data.rows import BatchRows, num_rows
-from drumbeat.tf_internals import StrategyExtendedV1, UpdateContext
+from drumbeat.tf_internals import StrategyExtendedV1, UpdateContext, shifted_seed
 
 logger = logging.getLogger("drumbeat")
 
@@ -80,9 +81,9 @@ class DataParallelExtended(StrategyExtendedV1):
         self.communicator = communicator
         self._cluster_resolver = cluster_resolver
         self._retrace_functions_for_each_device = False
-        self._rows = BatchRows(communicator.size)
-        self._sliced = Feed(self._rows)
-        self._agreed = Feed(self._rows, self._sum_rows)
+        self.rows = BatchRows(communicator.size)
+        self._sliced = Feed(self.rows)
+        self._agreed = Feed(self.rows, self._sum_rows)
         self._run = threading.local()
 
     # Gradients and losses ---------------------------------------------------
@@ -97,6 +98,8 @@ class DataParallelExtended(StrategyExtendedV1):
             A list like `gradients`; None stays None.
         """
         present = [g for g in gradients if g is not None]
+        if self.absent is not None:
+            present = _unless(self.absent, present)
         reduced = iter(self.communicator.all_reduce(present, "sum"))
         return [None if g is None else next(reduced) for g in gradients]
 
@@ -106,11 +109,25 @@ class DataParallelExtended(StrategyExtendedV1):
         A scalar tensor of `dtype`: local rows / global rows for a batch from one of
         this strategy's iterators, else 1 / workers, as in tf.distribute.
         """
-        return tf.cast(self._rows.fraction(getattr(self._run, "num_rows", None)), dtype)
+        return tf.cast(self.rows.fraction(getattr(self._run, "num_rows", None)), dtype)
 
-    def record_rows(self, local: int, total: int) -> None:
-        """Say that the next batch holds `local` of the `total` rows of its global batch."""
-        self._rows.record([local, total])
+    @property
+    def absent(self) -> Any | None:
+        """Whether this worker has no rows in the step it runs: a bool tensor.
+
+        None where it surely has some. Such a worker runs the step on a row of zeros,
+        and leaves no trace of it in gradients, metrics and moving statistics.
+        """
+        return getattr(self._run, "absent", None)
+
+    @contextlib.contextmanager
+    def standing_in(self, absent: Any) -> Iterator[None]:
+        """Within this, `absent` says whether the rows at hand stand in for none."""
+        self._run.absent = absent
+        try:
+            yield
+        finally:
+            self._run.absent = None
 
     def _sum_rows(self, rows: Any) -> Any:
         return self.communicator.all_reduce([rows], "sum")[0]
@@ -121,31 +138,16 @@ class DataParallelExtended(StrategyExtendedV1):
         outer = getattr(self._run, "num_rows", None)
         self._run.num_rows = num_rows((args, kwargs))
         try:
-            with self._replica_context(), self._own_randomness():
+            # Raw tf.random ops traced in here draw differently on each worker; Keras's
+            # random layers have seeds of their own, shifted elsewhere.
+            shift = self.communicator.rank * 1_000_003
+            with self._replica_context(), shifted_seed(shift):
                 return fn(*args, **kwargs)
         finally:
             self._run.num_rows = outer
 
     def _replica_context(self) -> tf.distribute.ReplicaContext:
         return tf.distribute.ReplicaContext(self._container_strategy(), self.communicator.rank)
-
-    @contextlib.contextmanager
-    def _own_randomness(self) -> Iterator[None]:
-        """Shift the seed of `tf.random` ops traced inside, so that workers draw differently.
-
-        Eager ops keep the common seed: their stream can't be shifted without
-        restarting it. Keras's own random layers are seeded elsewhere.
-        """
-        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        if graph is None or graph.seed is None or self.communicator.rank == 0:
-            yield
-            return
-        seed = graph.seed
-        graph.seed = (seed + self.communicator.rank * 1_000_003) % 2**31
-        try:
-            yield
-        finally:
-            graph.seed = seed
 
     def _use_merge_call(self) -> bool:
         # Update variables in replica context; merge_call would need all replicas here.
@@ -210,15 +212,15 @@ class DataParallelExtended(StrategyExtendedV1):
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if self.communicator.size > 1:
-            kwargs["initial_value"] = self._chiefs(kwargs["initial_value"])
+            kwargs["initial_value"] = self._chiefs(kwargs["initial_value"], kwargs.get("dtype"))
         return next_creator(**kwargs)
 
-    def _chiefs(self, initial_value: Any) -> Callable[..., Any]:
+    def _chiefs(self, initial_value: Any, dtype: Any) -> Callable[..., Any]:
         """`initial_value` as a callable that returns the chief's value on every worker."""
 
         def initialize(**arguments: Any) -> Any:
             value = initial_value(**arguments) if callable(initial_value) else initial_value
-            value = tf.convert_to_tensor(value)
+            value = tf.convert_to_tensor(value, dtype)
             return self.communicator.broadcast([value])[0]
 
         return initialize
@@ -246,10 +248,13 @@ class DataParallelExtended(StrategyExtendedV1):
             return dataset
         del options
         rank, size = self.communicator.rank, self.communicator.size
-        own = shard(dataset, rank, size)
+        own = shard(dataset, rank, size, self._all_agree)
         if own is None:
             return DistributedDataset(slice_batches(dataset, rank, size), self._sliced)
         return DistributedDataset(count_rows(own), self._agreed)
+
+    def _all_agree(self, mine: bool) -> bool:
+        return bool(self.communicator.all_reduce_numpy(np.array([mine], np.int64), "min")[0])
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         del options
@@ -267,7 +272,7 @@ class DataParallelExtended(StrategyExtendedV1):
         )
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
-        self._rows.reset()
+        self.rows.reset()
         context = tf.distribute.experimental.ValueContext(
             self.communicator.rank, self.communicator.size
         )
@@ -326,6 +331,20 @@ class DataParallelExtended(StrategyExtendedV1):
     @property
     def _global_batch_size(self) -> bool:
         return True
+
+
+def _unless(absent: Any, gradients: list[Any]) -> list[Any]:
+    """`gradients`, or zeros like them where `absent` holds."""
+    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+    values = tf.cond(
+        absent,
+        lambda: [tf.zeros_like(v) for v in values],
+        lambda: [tf.identity(v) for v in values],
+    )
+    return [
+        tf.IndexedSlices(v, g.indices, g.dense_shape) if isinstance(g, tf.IndexedSlices) else v
+        for g, v in zip(gradients, values, strict=True)
+    ]
 
 
 def _divide(value: Any, size: int) -> Any:

@@ -20,6 +20,17 @@ def of_model(model: Any) -> DataParallelStrategy | None:
     return _parallel(getattr(model, "distribute_strategy", None))
 
 
+def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
+    """Let an optimizer made outside of `strategy.scope()` work under it.
+
+    Keras notes the strategy that is current when an optimizer is made; TensorFlow
+    then refuses to let it touch variables of another.
+    """
+    while optimizer is not None and isinstance(strategy, DataParallelStrategy):
+        optimizer._distribution_strategy = strategy
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
 def in_replica() -> DataParallelStrategy | None:
     """Our strategy, when the caller runs inside its `run` and has other workers beside it."""
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
+from drumbeat.data.distributed import DistributedDataset
 from drumbeat.data.shares import share_of
 from drumbeat.errors import DataError
 from drumbeat.strategies.data_parallel import DataParallelStrategy
@@ -27,6 +28,36 @@ def integrate() -> None:
     touch.wrap(touch.PREDICT, _predict)
     touch.wrap(touch.TRAIN_ON_BATCH, _on_batch)
     touch.wrap(touch.TEST_ON_BATCH, _on_batch)
+    touch.wrap(touch.IS_DATASET, _is_dataset)
+    touch.wrap(touch.SYMBOLIC_BUILD, _symbolic_build)
+
+
+def _symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
+    def maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+        if iterator is None or not isinstance(self.distribute_strategy, DataParallelStrategy):
+            return original(self, iterator, data_batch)
+        spec = tf.nest.map_structure(_shaped, iterator._distributed_dataset.element_spec)
+        if all(leaf is None or _is_buildable(leaf.shape) for leaf in tf.nest.flatten(spec)):
+            return original(self, None, spec)
+        return original(self, iterator, None)
+
+    return maybe_symbolic_build
+
+
+def _shaped(spec: Any) -> Any:
+    return spec if hasattr(spec, "shape") and hasattr(spec, "dtype") else None
+
+
+def _is_buildable(shape: tf.TensorShape) -> bool:
+    """Whether layers can be built for `shape`: all known but the number of rows."""
+    return shape.rank is not None and all(size is not None for size in shape[1:])
+
+
+def _is_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
+    def is_tf_dataset(x: Any) -> bool:
+        return isinstance(x, DistributedDataset) or original(x)
+
+    return is_tf_dataset
 
 
 class _Together(keras.callbacks.Callback):
@@ -49,6 +80,7 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        current.adopt_optimizer(self.optimizer, self.distribute_strategy)
         strategy = current.of_model(self)
         if strategy is None:
             return original(self, *args, **kwargs)
@@ -74,6 +106,7 @@ def _as_list(callbacks: Any) -> list[Any]:
 
 def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        current.adopt_optimizer(self.optimizer, self.distribute_strategy)
         strategy = current.of_model(self)
         if strategy is not None and not kwargs.get("_use_cached_eval_dataset"):
             _prepare(self, strategy)
@@ -94,34 +127,16 @@ def _prepare(model: Any, strategy: DataParallelStrategy) -> None:
         model.train_function = model.test_function = model.predict_function = None
 
 
-class _RowCounter(keras.callbacks.Callback):
-    """Notes how many rows of predictions each step gave on this worker."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[int] = []
-
-    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.rows.append(int(tf.nest.flatten((logs or {})["outputs"])[0].shape[0]))
-
-
 def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
     def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = current.of_model(self)
         if strategy is None:
             return original(self, *args, **kwargs)
         _prepare(self, strategy)
-        arguments = signature.bind(self, *args, **kwargs).arguments
-        counter = _RowCounter()
-        given = arguments.get("callbacks")
-        if isinstance(given, keras.callbacks.CallbackList):
-            given.append(counter)
-        else:
-            arguments["callbacks"] = [*_as_list(given), counter]
-        outputs = original(**arguments)
-        order = _batch_order(counter.rows, strategy)
+        # Keras fetches each batch eagerly here, however many it runs at once.
+        with strategy.extended.rows.listen() as rows:
+            outputs = original(self, *args, **kwargs)
+        order = _batch_order(rows, strategy)
         return tf.nest.map_structure(lambda part: _whole(part, order, strategy), outputs)
 
     return predict
@@ -155,6 +170,7 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        current.adopt_optimizer(self.optimizer, self.distribute_strategy)
         strategy = current.of_model(self)
         if strategy is None:
             return original(self, *args, **kwargs)
@@ -165,8 +181,8 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         data = {name: arguments[name] for name in ("x", "y", "sample_weight")}
         arguments.update(strategy_rows(data, strategy))
         logs = original(**arguments, return_dict=True)
-        logs = self._get_metrics_result_or_logs(logs)
-        logs = {name: np.asarray(value)[()] for name, value in logs.items()}
+        together = self._get_metrics_result_or_logs(logs)
+        logs = {name: np.asarray(together[name])[()] for name in logs}
         return logs if as_dict else self._flatten_metrics_in_order(logs)
 
     return on_batch
@@ -178,5 +194,5 @@ def strategy_rows(data: dict[str, Any], strategy: DataParallelStrategy) -> dict[
     total = int(np.shape(leaves[0])[0])
     rank, size = strategy.communicator.rank, strategy.communicator.size
     start, stop = share_of(rank, total, size)
-    strategy.extended.record_rows(stop - start, total)
+    strategy.extended.rows.record([stop - start, total])
     return tf.nest.map_structure(lambda leaf: leaf if leaf is None else leaf[start:stop], data)

@@ -22,7 +22,6 @@ def integrate() -> None:
     touch.wrap(touch.LOSS_SCALE_APPLY, _apply)
     touch.wrap(touch.OPTIMIZER_ALL_REDUCE, _all_reduce)
     touch.wrap(touch.NEXT_SEED, _next_seed)
-    touch.wrap(touch.BATCH_MOMENTS, _moments)
 
 
 def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,8 +47,11 @@ def _unscale(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if getattr(_reduced, "depth", 0):
+            return original(self, grads, trainable_variables)
+        current.adopt_optimizer(self, tf.distribute.get_strategy())
         strategy = current.in_replica()
-        if strategy is None or getattr(_reduced, "depth", 0):
+        if strategy is None:
             return original(self, grads, trainable_variables)
         grads = strategy.extended.reduce_gradients(list(grads))
         _reduced.depth = 1
@@ -82,17 +84,3 @@ def _next_seed(original: Callable[..., Any]) -> Callable[..., Any]:
         return seed + tf.cast(tf.constant([stride, 0], tf.int64), seed.dtype)
 
     return next_seed
-
-
-def _moments(original: Callable[..., Any]) -> Callable[..., Any]:
-    def moments(self: Any, inputs: Any, mask: Any) -> Any:
-        mean, variance = original(self, inputs, mask)
-        if current.in_replica() is None or self.synchronized:
-            return mean, variance
-        empty = tf.equal(tf.shape(inputs)[0], 0)
-        return (
-            tf.where(empty, tf.cast(self.moving_mean, mean.dtype), mean),
-            tf.where(empty, tf.cast(self.moving_variance, variance.dtype), variance),
-        )
-
-    return moments

@@ -10,6 +10,7 @@ so a save by the chief alone is safe too.
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -22,6 +23,7 @@ from drumbeat.cluster.identity import Identity
 from drumbeat.training import current
 
 _RENAME_TRIES = 10
+logger = logging.getLogger("drumbeat")
 
 
 def integrate() -> None:
@@ -86,9 +88,15 @@ def _own_tensorboard(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _whole_or_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
     def write(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        if current.of_model(model) is None or not _is_local_path(filepath):
+        strategy = current.of_model(model)
+        if strategy is None or not _is_local_path(filepath):
             return original(model, filepath, *args, **kwargs)
         place = Path(filepath)
+        if not strategy.is_chief and not place.parent.is_dir():
+            # Only the chief's branch of the script makes the folder, perhaps right now:
+            # making it here could fail the chief. It writes the same model.
+            logger.info("%s is left to the chief: its folder doesn't exist yet.", place)
+            return None
         # Keras checks the file's name: keep its ending, and let it complain about the
         # name the user gave.
         suffix = "".join(place.suffixes[-2:]) if place.suffixes else ""

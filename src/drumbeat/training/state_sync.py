@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,35 @@ from drumbeat.training import current
 def integrate() -> None:
     """Make the results at the end of an epoch or evaluation those of all workers."""
     touch.wrap(touch.EPOCH_RESULT, _epoch_result)
+    touch.wrap(touch.COMPILED_LOSS, _compiled_loss)
+    touch.wrap(touch.MEAN_UPDATE, _mean_update)
+
+
+_compiled = threading.local()
+
+
+def _compiled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = current.in_replica()
+        _compiled.fraction = None if strategy is None else strategy.extended.loss_fraction
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _compiled.fraction = None
+
+    return call
+
+
+def _mean_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    def update_state(self: Any, values: Any, sample_weight: Any = None) -> Any:
+        # Keras counts each batch's loss once where it doesn't know the number of rows;
+        # a worker's part of a batch is that fraction of once.
+        fraction = getattr(_compiled, "fraction", None)
+        if fraction is not None and sample_weight is None:
+            sample_weight = fraction(tf.as_dtype(self.dtype))
+        return original(self, values, sample_weight)
+
+    return update_state
 
 
 def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,87 @@
+"""Steps in which a worker has no rows.
+
+A global batch with fewer rows than workers leaves some without any. They must
+still take part in the step's collectives, but kernels and layers are not made for
+empty batches (oneDNN's max-pooling gradient aborts the process, BatchNormalization
+gives NaN). So in Keras's own loops such a worker runs the step on one row of
+zeros, whose gradients, metrics and statistics are then left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from drumbeat import keras_internals as touch
+from drumbeat.data.rows import num_rows
+from drumbeat.training import current
+
+
+def integrate() -> None:
+    """Give train and test steps a stand-in row where they have none."""
+    touch.wrap(touch.STEP_FUNCTION, _make_function)
+    touch.wrap(touch.VARIABLE_ASSIGN, _direct_assign)
+    touch.wrap(touch.BATCH_MOMENTS, _moments)
+
+
+def _make_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make_function(self: Any, step_function: Callable[..., Any]) -> Any:
+        def step(batch: Any) -> Any:
+            strategy = current.in_replica()
+            rows = num_rows(batch)
+            if strategy is None or rows is None or (isinstance(rows, int) and rows > 0):
+                return step_function(batch)
+            absent = tf.equal(rows, 0)
+            batch = tf.nest.map_structure(lambda leaf: _stand_in(leaf, absent), batch)
+            with strategy.extended.standing_in(absent):
+                return step_function(batch)
+
+        return original(self, step)
+
+    return make_function
+
+
+def _stand_in(leaf: Any, absent: Any) -> Any:
+    if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
+        return leaf
+
+    def zeros() -> Any:
+        shape = tf.concat([[1], tf.shape(leaf)[1:]], 0)
+        return tf.ensure_shape(tf.zeros(shape, leaf.dtype), [None, *leaf.shape[1:]])
+
+    return tf.cond(absent, zeros, lambda: tf.identity(leaf))
+
+
+def _direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
+    def direct_assign(self: Any, value: Any) -> Any:
+        strategy = current.in_replica()
+        absent = None if strategy is None else strategy.extended.absent
+        # Metrics are read by combining all workers' counts; other state is assigned
+        # alike everywhere, with or without rows.
+        if absent is None or self.synchronization != "on_read":
+            return original(self, value)
+        kept = tf.convert_to_tensor(self.value)
+        return original(self, tf.where(absent, kept, tf.cast(value, kept.dtype)))
+
+    return direct_assign
+
+
+def _moments(original: Callable[..., Any]) -> Callable[..., Any]:
+    def moments(self: Any, inputs: Any, mask: Any) -> Any:
+        strategy = current.in_replica()
+        absent = None if strategy is None else strategy.extended.absent
+        if absent is None:
+            return original(self, inputs, mask)
+        if self.synchronized:
+            # Summed over all workers, where no rows add nothing.
+            inputs = tf.cond(absent, lambda: inputs[:0], lambda: tf.identity(inputs))
+            return original(self, inputs, mask)
+        mean, variance = original(self, inputs, mask)
+        return (
+            tf.where(absent, tf.cast(self.moving_mean, mean.dtype), mean),
+            tf.where(absent, tf.cast(self.moving_variance, variance.dtype), variance),
+        )
+
+    return moments

@@ -1,0 +1,849 @@
+"""Small trainings, each run on 1, 2 and 3 workers by test_parity.py, which compares them.
+
+    drumbeat run -n N scenarios.py OUTPUT_DIR [NAME ...]
+
+Each scenario is a function that returns named arrays. What must not depend on the
+number of workers is returned as it is; names that start with "own_" are this
+worker's alone. A scenario that raises leaves its traceback instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import drumbeat
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+RANK = strategy.extended.communicator.rank
+SIZE = strategy.num_replicas_in_sync
+SCENARIOS = {}
+OUT = Path(sys.argv[1])
+
+
+def scenario(function):
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def data(rows=330, features=6, classes=3, seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, features)).astype("float32")
+    y = (x @ rng.normal(size=(features, classes))).argmax(-1)
+    return x, y
+
+
+def dense_model(optimizer=None, regularizer=None, metrics=("accuracy",), **compile_arguments):
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(16, activation="tanh", kernel_regularizer=regularizer),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(
+            optimizer=optimizer or keras.optimizers.SGD(0.1),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            weighted_metrics=list(metrics),
+            **compile_arguments,
+        )
+    return model
+
+
+def outcome(model, history=None, **more):
+    result = {f"weight_{i}": w for i, w in enumerate(model.get_weights())}
+    if history is not None:
+        result |= {f"history_{k}": np.array(v) for k, v in history.history.items()}
+    return result | more
+
+
+# Ways to give data -------------------------------------------------------------
+
+
+@scenario
+def fit_numpy():
+    # 330 rows in batches of 64: the last has 10. 9 epochs are 54 steps.
+    x, y = data()
+    model = dense_model()
+    history = model.fit(
+        x, y, batch_size=64, epochs=9, shuffle=False, verbose=0, validation_data=(x[:50], y[:50])
+    )
+    scores = model.evaluate(x[:33], y[:33], batch_size=8, verbose=0)
+    return outcome(model, history, scores=np.array(scores))
+
+
+@scenario
+def fit_numpy_shuffled():
+    x, y = data()
+    model = dense_model()
+    return outcome(model, model.fit(x, y, batch_size=64, epochs=9, verbose=0))
+
+
+@scenario
+def fit_numpy_batch_shuffle_and_split():
+    x, y = data()
+    model = dense_model()
+    history = model.fit(
+        x, y, batch_size=64, epochs=3, shuffle="batch", validation_split=0.2, verbose=0
+    )
+    return outcome(model, history)
+
+
+def pipeline(x, y, batch=64, **shuffle):
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    if shuffle:
+        dataset = dataset.shuffle(1000, **shuffle)
+    return dataset.batch(batch)
+
+
+@scenario
+def fit_dataset():
+    x, y = data()
+    model = dense_model()
+    history = model.fit(
+        pipeline(x, y, seed=5), epochs=9, verbose=0, validation_data=pipeline(x[:50], y[:50])
+    )
+    return outcome(model, history)
+
+
+@scenario
+def fit_dataset_unseeded_shuffle():
+    x, y = data()
+    if RANK == 0:
+        # The chief draws a number that the others don't: their streams part here.
+        np.random.random(), keras.utils.set_random_seed(11)
+    model = dense_model()
+    return outcome(model, model.fit(x, y, epochs=2, verbose=0))
+
+
+@scenario
+def fit_dataset_static_batch_and_steps():
+    x, y = data()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).repeat().batch(64, drop_remainder=True)
+    model = dense_model()
+    return outcome(model, model.fit(dataset, epochs=3, steps_per_epoch=4, verbose=0))
+
+
+@scenario
+def fit_dict_dataset_with_two_outputs():
+    x, y = data()
+    with strategy.scope():
+        left, right = keras.Input((3,), name="left"), keras.Input((3,), name="right")
+        hidden = keras.layers.Dense(8, activation="tanh")(keras.layers.concatenate([left, right]))
+        outputs = {
+            "kind": keras.layers.Dense(3, name="kind")(hidden),
+            "size": keras.layers.Dense(1, name="size")(hidden),
+        }
+        model = keras.Model({"left": left, "right": right}, outputs)
+        model.compile(
+            keras.optimizers.SGD(0.05),
+            loss={
+                "kind": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                "size": "mse",
+            },
+            loss_weights={"kind": 1.0, "size": 0.5},
+            metrics={"kind": ["accuracy"], "size": ["mae"]},
+        )
+    inputs = {"left": x[:, :3], "right": x[:, 3:]}
+    targets = {"kind": y, "size": x.sum(-1, keepdims=True)}
+    dataset = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(50)
+    history = model.fit(dataset, epochs=3, verbose=0)
+    predictions = model.predict(dataset, verbose=0)
+    return outcome(model, history, kind=predictions["kind"], size=predictions["size"])
+
+
+class Rows(keras.utils.PyDataset):
+    def __init__(self, x, y, batch, **kwargs):
+        super().__init__(**kwargs)
+        self.x, self.y, self.batch = x, y, batch
+
+    def __len__(self):
+        return -(-len(self.x) // self.batch)
+
+    def __getitem__(self, index):
+        rows = slice(index * self.batch, (index + 1) * self.batch)
+        return self.x[rows], self.y[rows]
+
+
+@scenario
+def fit_pydataset():
+    x, y = data(130)
+    model = dense_model()
+    history = model.fit(Rows(x, y, 32), epochs=3, verbose=0)
+    predictions = model.predict(Rows(x, y, 32), verbose=0)
+    return outcome(model, history, predictions=predictions)
+
+
+@scenario
+def fit_pydataset_threads():
+    x, y = data(130)
+    model = dense_model()
+    return outcome(model, model.fit(Rows(x, y, 32, workers=2), epochs=2, verbose=0))
+
+
+@scenario
+def fit_generator():
+    x, y = data(130)
+
+    def batches():
+        while True:
+            for i in range(0, 130, 40):
+                yield x[i : i + 40], y[i : i + 40]
+
+    model = dense_model()
+    return outcome(model, model.fit(batches(), steps_per_epoch=4, epochs=3, verbose=0))
+
+
+@scenario
+def fit_strings():
+    words = np.array(["a", "b", "c", "d"])
+    x = words[np.random.default_rng(1).integers(0, 4, 100)]
+    y = (x == "b").astype("float32")
+    lookup = keras.layers.StringLookup(vocabulary=["a", "b", "c", "d"])
+    with strategy.scope():
+        model = keras.Sequential(
+            [lookup, keras.layers.Embedding(5, 4), keras.layers.Dense(1, activation="sigmoid")]
+        )
+        model.compile(keras.optimizers.SGD(0.5), loss="binary_crossentropy")
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(30)
+    return outcome(model, model.fit(dataset, epochs=3, verbose=0))
+
+
+@scenario
+def fit_function_of_workers_own_rows():
+    # Full-batch steps: whoever holds the rows, 103 of them make one step.
+    x, y = data(103)
+
+    def rows_of(context):
+        own = slice(context.input_pipeline_id, None, context.num_input_pipelines)
+        return tf.data.Dataset.from_tensor_slices((x[own], y[own])).batch(103)
+
+    model = dense_model()
+    dataset = strategy.distribute_datasets_from_function(rows_of)
+    history = model.fit(dataset, epochs=5, verbose=0)
+    return outcome(model, history, scores=np.array(model.evaluate(dataset, verbose=0)))
+
+
+@scenario
+def fit_function_uneven_batches():
+    # Worker i has 20 * (i + 1) rows: some run out while others go on.
+    x, y = data(20 * SIZE * (SIZE + 1) // 2)
+    start = 10 * RANK * (RANK + 1)
+    own = tf.data.Dataset.from_tensor_slices((x, y)).skip(start).take(20 * (RANK + 1)).batch(10)
+    dataset = strategy.distribute_datasets_from_function(lambda context: own)
+    model = dense_model()
+    seen = sum(int(batch[0].shape[0]) for batch in dataset)
+    history = model.fit(dataset, epochs=2, verbose=0)
+    return {
+        f"own_weight_{i}": w for i, w in enumerate(model.get_weights())
+    } | {
+        "own_rows": np.array([seen]),
+        "own_batches": np.array([sum(1 for _ in dataset)]),
+        "finite": np.isfinite(history.history["loss"]),
+    }
+
+
+# Sharding policies ---------------------------------------------------------------
+
+
+def with_policy(dataset, policy):
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = getattr(
+        tf.data.experimental.AutoShardPolicy, policy
+    )
+    return dataset.with_options(options)
+
+
+def ids_of(dataset):
+    """The ids that this worker sees in a distributed dataset, batch by batch."""
+    batches = [b.numpy() for b in strategy.experimental_distribute_dataset(dataset)]
+    return np.concatenate(batches) if batches else np.zeros(0, "int64")
+
+
+def text_files(count, rows):
+    folder = OUT / f"files-{count}-{rows}-{SIZE}-{RANK}"
+    folder.mkdir(exist_ok=True)
+    for i in range(count):
+        lines = range(i * rows, (i + 1) * rows)
+        (folder / f"{i}.txt").write_text("\n".join(map(str, lines)) + "\n")
+    return sorted(str(p) for p in folder.iterdir())
+
+
+def number_lines(files):
+    dataset = tf.data.Dataset.from_tensor_slices(files).interleave(
+        tf.data.TextLineDataset, cycle_length=1
+    )
+    return dataset.map(lambda line: tf.strings.to_number(line, tf.int64)).batch(10)
+
+
+@scenario
+def policies():
+    results = {}
+    numbers = tf.data.Dataset.range(25).batch(10)
+    for policy in ("AUTO", "DATA"):
+        results[f"own_ids_{policy}"] = ids_of(with_policy(numbers, policy))
+    results["own_ids_OFF"] = ids_of(with_policy(numbers, "OFF"))
+    hint = tf.data.experimental.SHARD_HINT
+    hinted = tf.data.Dataset.range(25).shard(hint, hint).batch(10)
+    if SIZE > 1:
+        results["own_ids_HINT"] = ids_of(with_policy(hinted, "HINT"))
+    files = number_lines(text_files(4, 7))
+    results["own_ids_FILE"] = ids_of(with_policy(files, "FILE"))
+    results["own_ids_FILE_AUTO"] = ids_of(files)
+    one_file = number_lines(text_files(1, 23))
+    results["own_ids_ONE_FILE"] = ids_of(with_policy(one_file, "FILE"))
+    return results
+
+
+# Few rows --------------------------------------------------------------------------
+
+
+@scenario
+def one_example():
+    x, y = data(1)
+    model = dense_model()
+    history = model.fit(x, y, epochs=3, verbose=0, validation_data=(x, y))
+    return outcome(model, history, predictions=model.predict(x, verbose=0))
+
+
+@scenario
+def last_batch_of_one():
+    x, y = data(33)
+    model = dense_model()
+    history = model.fit(pipeline(x, y, 32), epochs=3, verbose=0)
+    scores = model.evaluate(x, y, batch_size=32, verbose=0)
+    predictions = model.predict(x, batch_size=16, verbose=0)
+    return outcome(model, history, scores=np.array(scores), predictions=predictions)
+
+
+@scenario
+def convolution_with_empty_slices():
+    x, y = data(5, features=64)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                keras.layers.Conv2D(4, 3, activation="relu"),
+                keras.layers.MaxPooling2D(),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    return outcome(model, model.fit(x.reshape(5, 8, 8, 1), y, batch_size=4, epochs=3, verbose=0))
+
+
+# Losses, weights, optimizers -------------------------------------------------------
+
+
+@scenario
+def sample_weights():
+    x, y = data()
+    model = dense_model()
+    weights = np.random.default_rng(2).uniform(0, 2, len(x)).astype("float32")
+    return outcome(
+        model, model.fit(x, y, sample_weight=weights, batch_size=64, epochs=3, verbose=0)
+    )
+
+
+@scenario
+def class_weights():
+    x, y = data()
+    model = dense_model()
+    return outcome(
+        model,
+        model.fit(x, y, class_weight={0: 1.0, 1: 3.0, 2: 0.5}, batch_size=64, epochs=3, verbose=0),
+    )
+
+
+@scenario
+def regularized():
+    x, y = data()
+    model = dense_model(regularizer=keras.regularizers.L2(0.1))
+    return outcome(model, model.fit(x, y, batch_size=64, epochs=3, verbose=0))
+
+
+def _with_optimizer(optimizer):
+    x, y = data()
+    model = dense_model(optimizer)
+    return outcome(model, model.fit(x, y, batch_size=64, epochs=3, verbose=0))
+
+
+OPTIMIZERS = {
+    "adam_clipnorm": lambda: keras.optimizers.Adam(0.01, clipnorm=0.05),
+    "sgd_global_clipnorm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1),
+    "sgd_clipvalue": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipvalue=0.01),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "ema": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=4),
+    "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)
+    ),
+    "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+}
+for _name, _make in OPTIMIZERS.items():
+    SCENARIOS[f"optimizer_{_name}"] = lambda make=_make: _with_optimizer(make())
+
+
+@scenario
+def clip_after_the_sum():
+    # Gradients +5 and -4.5 of two rows, clipped to 1 after the mean 0.25: the weight
+    # moves by 0.25, not by the 0 of clipping each first.
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
+        )
+        model.compile(keras.optimizers.SGD(1.0, clipnorm=1.0), loss=lambda y, p: y * p)
+    x, y = np.array([[1.0], [1.0]], "float32"), np.array([[5.0], [-4.5]], "float32")
+    model.fit(x, y, batch_size=2, epochs=1, verbose=0, shuffle=False)
+    return outcome(model)
+
+
+@scenario
+def overflow_skips_the_step_everywhere():
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+        model.compile(optimizer, loss="mse")
+    x = np.ones((6, 1), "float32")
+    model.fit(x, x * 2, batch_size=6, epochs=1, verbose=0)
+    before = model.get_weights()
+    bad = x.copy()
+    bad[-1] = np.inf  # only the last worker sees it
+    model.fit(bad, x, batch_size=6, epochs=1, verbose=0, shuffle=False)
+    after = model.get_weights()
+    return {
+        "unchanged": np.array([np.array_equal(a, b) for a, b in zip(before, after, strict=True)]),
+        "scale": optimizer.dynamic_scale.numpy(),
+    }
+
+
+@scenario
+def embedding_sparse_gradients():
+    rng = np.random.default_rng(3)
+    ids = rng.integers(0, 20, (100, 5))
+    y = (ids.sum(-1) % 2).astype("float32")
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((5,), dtype="int32"),
+                keras.layers.Embedding(20, 4),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(1, activation="sigmoid"),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.05), loss="binary_crossentropy")
+    return outcome(model, model.fit(ids, y, batch_size=30, epochs=3, verbose=0))
+
+
+# Layers with state --------------------------------------------------------------
+
+
+@scenario
+def dropout_differs():
+    with strategy.scope():
+        layer = keras.layers.Dropout(0.5)
+        generator = layer.seed_generator
+    masks = strategy.run(tf.function(lambda: layer(tf.ones([64]), training=True)))
+    raw = strategy.run(tf.function(lambda: tf.random.uniform([8])))
+    return {
+        "own_mask": masks.numpy(),
+        "own_raw": raw.numpy(),
+        "state": generator.state.numpy(),
+    }
+
+
+def _batch_norm(synchronized):
+    x, y = data(65)
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8),
+                keras.layers.BatchNormalization(synchronized=synchronized, momentum=0.5),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.1),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    # 65 rows in batches of 32: the last step has one row, so some workers have none.
+    history = model.fit(x, y, batch_size=32, epochs=3, shuffle=False, verbose=0)
+    return model, history
+
+
+@scenario
+def batch_norm_is_alike_on_all_workers():
+    model, history = _batch_norm(synchronized=False)
+    values = [*model.get_weights(), np.array(history.history["loss"])]
+    return {f"per_size_{i}": w for i, w in enumerate(values)} | {
+        "finite": np.array([np.isfinite(w).all() for w in values])
+    }
+
+
+@scenario
+def batch_norm_synchronized():
+    return outcome(*_batch_norm(synchronized=True))
+
+
+# Loops, steps and callbacks ------------------------------------------------------
+
+
+@scenario
+def steps_per_execution():
+    x, y = data()
+    model = dense_model(steps_per_execution=4)
+    history = model.fit(pipeline(x, y), epochs=4, verbose=0, validation_data=pipeline(x, y))
+    predictions = model.predict(x, batch_size=50, verbose=0)
+    return outcome(model, history, predictions=predictions)
+
+
+@scenario
+def run_eagerly():
+    x, y = data(70)
+    model = dense_model(run_eagerly=True)
+    return outcome(model, model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0))
+
+
+@scenario
+def jit_compile_is_refused_kindly():
+    x, y = data(64)
+    model = dense_model(jit_compile=True)
+    return outcome(model, model.fit(x, y, batch_size=32, epochs=1, shuffle=False, verbose=0))
+
+
+@scenario
+def on_batch():
+    x, y = data(50)
+    model = dense_model()
+    logs = [model.train_on_batch(x[i : i + 25], y[i : i + 25]) for i in (0, 25)]
+    tested = model.test_on_batch(x[:11], y[:11], return_dict=True)
+    return outcome(model, logs=np.array(logs), tested=np.array(list(tested.values())))
+
+
+@scenario
+def predict_order():
+    x, _ = data(47)
+    model = dense_model()
+    batched = tf.data.Dataset.from_tensor_slices(x).batch(10)
+    return {
+        "numpy": model.predict(x, batch_size=10, verbose=0),
+        "dataset": model.predict(batched, verbose=0),
+        "steps": model.predict(batched, steps=2, verbose=0),
+        "small": model.predict(x[:1], verbose=0),
+        "direct": np.array(model(x)),
+    }
+
+
+@scenario
+def custom_train_step():
+    class Squared(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, batch):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+            return {"mine": tf.constant(float(RANK))}
+
+    x, _ = data(64)
+    with strategy.scope():
+        model = Squared()
+        model.compile(keras.optimizers.SGD(0.05), loss="mse")
+    history = model.fit(x, x.sum(-1, keepdims=True), batch_size=16, epochs=3, verbose=0)
+    own = {"per_size_mine": np.array(history.history["mine"])}
+    return outcome(model) | own
+
+
+@scenario
+def early_stopping():
+    x, y = data(90)
+    model = dense_model()
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
+    plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=0)
+    noise = np.random.default_rng(5).integers(0, 3, 40)
+    history = model.fit(
+        x, y, epochs=30, verbose=0, validation_data=(x[:40], noise), callbacks=[stop, plateau]
+    )
+    return outcome(model, epochs=np.array(len(history.history["loss"])))
+
+
+@scenario
+def one_worker_stops():
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if RANK == SIZE - 1 and epoch == 1:
+                self.model.stop_training = True
+
+    x, y = data(90)
+    model = dense_model()
+    history = model.fit(x, y, epochs=5, verbose=0, callbacks=[Stop()])
+    return {"epochs": np.array(len(history.history["loss"]))}
+
+
+@scenario
+def callbacks_see_the_same_numbers():
+    seen = []
+    record = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: seen.append([logs["loss"], logs["val_loss"]])
+    )
+    x, y = data(101)
+    model = dense_model()
+    model.fit(x, y, epochs=3, verbose=0, validation_data=(x[:7], y[:7]), callbacks=[record])
+    return {"seen": np.array(seen)}
+
+
+@scenario
+def chief_alone_restores():
+    x, y = data(64)
+    model = dense_model(keras.optimizers.Adam(0.01))
+    if RANK == 0:
+        model.set_weights([w + 1 for w in model.get_weights()])
+    return outcome(model, model.fit(x, y, epochs=1, verbose=0, shuffle=False))
+
+
+# Custom loops --------------------------------------------------------------------
+
+
+@scenario
+def custom_loop():
+    x, y = data()
+    batch = 64
+    dataset = strategy.experimental_distribute_dataset(pipeline(x, y, batch))
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(3)])
+        optimizer = keras.optimizers.Adam(0.01)
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            losses = loss_of(y, model(x, training=True))
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=batch)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    @tf.function
+    def train_step(x, y):
+        # The model and the optimizer make their variables in here.
+        losses = strategy.run(step, args=(x, y))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    losses = [float(train_step(x, y)) for _ in range(3) for x, y in dataset]
+    return outcome(model, losses=np.array(losses))
+
+
+@scenario
+def loop_inside_a_function():
+    with strategy.scope():
+        total = tf.Variable(0, dtype=tf.int64)
+        batches = tf.Variable(0, dtype=tf.int64)
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(25).batch(10))
+
+    def add(ids):
+        context = tf.distribute.get_replica_context()
+        total.assign_add(context.all_reduce("SUM", tf.reduce_sum(ids)))
+        batches.assign_add(1)
+
+    @tf.function
+    def whole_epoch(dataset):
+        for ids in dataset:
+            strategy.run(add, args=(ids,))
+
+    @tf.function
+    def two_steps(iterator):
+        for _ in tf.range(2):
+            strategy.run(add, args=(next(iterator),))
+
+    whole_epoch(dataset)
+    two_steps(iter(dataset))
+    return {"total": total.numpy(), "batches": batches.numpy()}
+
+
+@scenario
+def strategy_interface():
+    ones = tf.ones([RANK + 1, 2]) * (RANK + 1)
+    wide = tf.ones([2, RANK + 1]) * (RANK + 1)
+    def gradients():
+        replica = tf.distribute.get_replica_context()
+        v = tf.constant([1.0, 2.0])
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(v)
+            reduced = replica.all_reduce("SUM", v * (RANK + 1.0))
+            gathered = replica.all_gather(v[None] * (RANK + 1.0), axis=0)
+            a, b = tf.reduce_sum(reduced**2), tf.reduce_sum(gathered**2)
+        return reduced, tape.gradient(a, v), gathered, tape.gradient(b, v)
+
+    reduced, d_reduced, gathered, d_gathered = strategy.run(tf.function(gradients))
+    values = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(context.replica_id_in_sync_group)
+    )
+    return {
+        "per_size_sum": strategy.reduce("SUM", tf.constant(RANK + 1.0), axis=None).numpy(),
+        "per_size_mean": strategy.reduce("MEAN", tf.constant(RANK + 1.0), axis=None).numpy(),
+        "per_size_mean_of_rows": strategy.reduce("MEAN", ones[:, 0], axis=0).numpy(),
+        "per_size_gather0": strategy.gather(ones, axis=0).numpy(),
+        "per_size_gather1": strategy.gather(wide, axis=1).numpy(),
+        "per_size_reduced": reduced.numpy(),
+        "own_d_reduced": d_reduced.numpy(),
+        "per_size_gathered": gathered.numpy(),
+        "own_d_gathered": d_gathered.numpy(),
+        "own_values": np.array(strategy.experimental_local_results(values)),
+        "own_task": np.array([strategy.cluster_resolver.task_id or 0]),
+    }
+
+
+@scenario
+def initial_weights_are_the_chiefs():
+    keras.utils.set_random_seed(100 + RANK)
+    model = dense_model()
+    with strategy.scope():
+        variable = tf.Variable(float(RANK) + 7)
+    return outcome(model, variable=variable.numpy())
+
+
+@scenario
+def explicit_spelling_is_the_same_strategy():
+    return {"same": np.array(drumbeat.strategy() is strategy)}
+
+
+# Files --------------------------------------------------------------------------
+
+
+@scenario
+def everyone_saves_to_one_path():
+    x, y = data(64)
+    model = dense_model()
+    model.fit(x, y, epochs=1, verbose=0)
+    folder = OUT / f"saved-{SIZE}"
+    folder.mkdir(exist_ok=True)
+    loaded = []
+    for _ in range(5):
+        model.save(folder / "model.keras")
+        model.save_weights(folder / "model.weights.h5")
+        model.export(str(folder / "exported"), verbose=False)
+        loaded.append(keras.models.load_model(folder / "model.keras").predict(x[:3], verbose=0))
+        model.load_weights(folder / "model.weights.h5")
+    exported = tf.saved_model.load(str(folder / "exported"))
+    served = exported.serve(x[:3])
+    strategy.extended.communicator.barrier()
+    return {
+        "loaded": np.array(loaded),
+        "served": served.numpy(),
+        "files": np.array(sorted(p.name for p in folder.iterdir())),
+    }
+
+
+@scenario
+def others_save_to_a_temporary_folder():
+    x, y = data(64)
+    model = dense_model()
+    model.fit(x, y, epochs=1, verbose=0)
+    path = OUT / f"final-{SIZE}" / "model.keras"
+    if RANK:
+        path = path.parent / f"workertemp_{RANK}" / path.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model.save(path)
+    if RANK:
+        tf.io.gfile.rmtree(str(path.parent))
+    strategy.extended.communicator.barrier()
+    return {"files": np.array([p.name for p in (OUT / f"final-{SIZE}").iterdir()])}
+
+
+@scenario
+def callbacks_share_their_paths():
+    x, y = data(64)
+    folder = OUT / f"callbacks-{SIZE}"
+    model = dense_model()
+    history = model.fit(
+        x,
+        y,
+        epochs=2,
+        verbose=0,
+        validation_data=(x, y),
+        callbacks=[
+            keras.callbacks.ModelCheckpoint(str(folder / "{epoch}.keras")),
+            keras.callbacks.BackupAndRestore(str(folder / "backup")),
+            keras.callbacks.CSVLogger(str(OUT / f"log-{SIZE}.csv")),
+            keras.callbacks.TensorBoard(str(folder / "board")),
+        ],
+    )
+    strategy.extended.communicator.barrier()
+    boards = [p for p in (folder / "board").rglob("events*")]
+    lines = (OUT / f"log-{SIZE}.csv").read_text().splitlines()
+    return outcome(
+        model,
+        history,
+        files=np.array(sorted(p.name for p in folder.iterdir())),
+        boards=np.array(len(boards)),
+        lines=np.array(len(lines)),
+    )
+
+
+@scenario
+def backup_restores_every_worker():
+    x, y = data(64)
+    folder = str(OUT / f"restart-{SIZE}")
+
+    def train(epochs, stop_after):
+        class Break(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == stop_after:
+                    raise KeyError("stopped on purpose")
+
+        keras.utils.set_random_seed(1)
+        model = dense_model(keras.optimizers.Adam(0.01))
+        callbacks = [keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False), Break()]
+        try:
+            history = model.fit(
+                x, y, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks
+            )
+        except KeyError:
+            return None
+        return outcome(model, epochs=np.array(history.epoch))
+
+    train(4, stop_after=2)
+    return train(4, stop_after=None)
+
+
+def main():
+    names = sys.argv[2:] or list(SCENARIOS)
+    for name in names:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(42)
+        start = time.monotonic()
+        base = OUT / f"{name}.{SIZE}.{RANK}"
+        try:
+            result = SCENARIOS[name]()
+            np.savez(base.with_suffix(f"{base.suffix}.npz"), **result)
+        except Exception:
+            base.with_suffix(f"{base.suffix}.txt").write_text(traceback.format_exc())
+            print(f"{name}: {traceback.format_exc()}", flush=True)
+            if strategy.extended.communicator.last_error is not None:
+                break
+        print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
+    (OUT / f"done.{SIZE}.{RANK}.json").write_text(json.dumps(names))
+    os.sync()
+
+
+main()

@@ -1,0 +1,197 @@
+"""The same training on 1, 2 and 3 workers, scenario by scenario (see scenarios.py)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parent / "scenarios.py"
+SIZES = (1, 2, 3)
+# Rounding only: the rows of a batch are summed in another order.
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
+# Adam divides by the root of squared gradients, which magnifies rounding near zero.
+LOOSER = {"embedding_sparse_gradients": {"rtol": 1e-4, "atol": 1e-5}}
+
+
+def scenario_names() -> list[str]:
+    tree = ast.parse(SCRIPT.read_text())
+    decorated = [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and any(getattr(d, "id", "") == "scenario" for d in node.decorator_list)
+    ]
+    optimizers = next(
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "OPTIMIZERS"
+    )
+    return decorated + [f"optimizer_{key.value}" for key in optimizers.keys]
+
+
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what every scenario returned on every worker of every size."""
+    given = os.environ.get("DRUMBEAT_TEST_OUTCOMES")
+    if given:
+        return Path(given)
+    folder = tmp_path_factory.mktemp("outcomes")
+    for size in SIZES:
+        command = [sys.executable, "-m", "drumbeat", "run", "-n", str(size)]
+        command += ["--run-dir", str(folder / f"run-{size}"), str(SCRIPT), str(folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+        if done.returncode:
+            (folder / f"failed-{size}.txt").write_text(done.stdout[-4000:] + done.stderr[-4000:])
+    return folder
+
+
+def load(folder: Path, name: str, size: int, rank: int) -> dict[str, np.ndarray]:
+    trouble = folder / f"{name}.{size}.{rank}.txt"
+    if trouble.exists():
+        pytest.fail(f"{name} on worker {rank} of {size}:\n{trouble.read_text()}")
+    result = folder / f"{name}.{size}.{rank}.npz"
+    if not result.exists():
+        failed = folder / f"failed-{size}.txt"
+        pytest.fail(f"no result; the run said:\n{failed.read_text() if failed.exists() else ''}")
+    with np.load(result) as arrays:
+        return dict(arrays)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", scenario_names())
+def test_workers_agree_bit_by_bit(outcomes: Path, name: str, size: int) -> None:
+    chief = load(outcomes, name, size, 0)
+    for rank in range(1, size):
+        other = load(outcomes, name, size, rank)
+        assert other.keys() == chief.keys()
+        for key, value in chief.items():
+            if not key.startswith("own_"):
+                np.testing.assert_array_equal(other[key], value, err_msg=f"{key}, worker {rank}")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("name", scenario_names())
+def test_same_as_one_worker(outcomes: Path, name: str, size: int) -> None:
+    one, many = load(outcomes, name, 1, 0), load(outcomes, name, size, 0)
+    for key, value in one.items():
+        if key.startswith(("own_", "per_size_")):
+            continue
+        if value.dtype.kind == "f":
+            tolerance = LOOSER.get(name, TOLERANCE)
+            np.testing.assert_allclose(many[key], value, err_msg=key, **tolerance)
+        else:
+            np.testing.assert_array_equal(many[key], value, err_msg=key)
+
+
+def each_rank(outcomes: Path, name: str, size: int) -> list[dict[str, np.ndarray]]:
+    return [load(outcomes, name, size, rank) for rank in range(size)]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES)
+def test_every_scenario_ran(outcomes: Path, size: int) -> None:
+    for rank in range(size):
+        done = json.loads((outcomes / f"done.{size}.{rank}.json").read_text())
+        assert sorted(done) == sorted(scenario_names())
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_random_layers_differ_between_workers(outcomes: Path, size: int) -> None:
+    ranks = each_rank(outcomes, "dropout_differs", size)
+    for kind in ("own_mask", "own_raw"):
+        assert len({r[kind].tobytes() for r in ranks}) == size, kind
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_uneven_workers_all_rows_same_number_of_batches(outcomes: Path, size: int) -> None:
+    ranks = each_rank(outcomes, "fit_function_uneven_batches", size)
+    assert [int(r["own_rows"][0]) for r in ranks] == [20 * (i + 1) for i in range(size)]
+    assert {int(r["own_batches"][0]) for r in ranks} == {2 * size}
+    for rank in ranks[1:]:
+        np.testing.assert_array_equal(rank["own_weight_0"], ranks[0]["own_weight_0"])
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES)
+def test_sharding_policies(outcomes: Path, size: int) -> None:
+    ranks = each_rank(outcomes, "policies", size)
+    ids = {key: [r[key].tolist() for r in ranks] for key in ranks[0]}
+
+    def union(key: str) -> list[int]:
+        return sorted(i for own in ids[key] for i in own)
+
+    for key in ("own_ids_AUTO", "own_ids_DATA"):
+        assert union(key) == list(range(25))
+    assert union("own_ids_FILE") == union("own_ids_FILE_AUTO") == list(range(28))
+    assert union("own_ids_ONE_FILE") == list(range(23))
+    # OFF: each worker reads everything, in its order.
+    assert ids["own_ids_OFF"] == [list(range(25))] * size
+    if size > 1:
+        assert ids["own_ids_HINT"] == [list(range(rank, 25, size)) for rank in range(size)]
+        whole_files = [{i // 7 for i in own} for own in ids["own_ids_FILE"]]
+        assert whole_files == [set(range(rank, 4, size)) for rank in range(size)]
+        # AUTO takes slices of each global batch, also of files.
+        share = -(-10 // size)
+        assert ids["own_ids_FILE_AUTO"][0][:share] == list(range(share))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES)
+def test_strategy_interface(outcomes: Path, size: int) -> None:
+    numbers = np.arange(1, size + 1, dtype=np.float64)
+    for rank, result in enumerate(each_rank(outcomes, "strategy_interface", size)):
+        assert result["per_size_sum"] == numbers.sum()
+        assert result["per_size_mean"] == pytest.approx(numbers.mean())
+        rows = np.concatenate([np.full(int(n), n) for n in numbers])
+        assert result["per_size_mean_of_rows"] == pytest.approx(rows.mean(), rel=1e-6)
+        np.testing.assert_array_equal(result["per_size_gather0"][:, 0], rows)
+        np.testing.assert_array_equal(result["per_size_gather1"][1], rows)
+        np.testing.assert_allclose(result["per_size_reduced"], numbers.sum() * np.array([1, 2]))
+        # d/dv of sum over workers of (sum_j j v)^2 and of each worker's own part.
+        factor = 2 * size * numbers.sum() * (rank + 1)
+        np.testing.assert_allclose(result["own_d_reduced"], factor * np.array([1, 2]))
+        gathered = numbers[:, None] * np.array([1, 2])
+        np.testing.assert_allclose(result["per_size_gathered"], gathered)
+        own = 2 * size * (rank + 1) ** 2
+        np.testing.assert_allclose(result["own_d_gathered"], own * np.array([1, 2]))
+        assert result["own_values"].tolist() == [rank]
+        assert result["own_task"].tolist() == [rank]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES)
+def test_saved_files_are_complete_and_alone(outcomes: Path, size: int) -> None:
+    saved = load(outcomes, "everyone_saves_to_one_path", size, 0)
+    assert saved["files"].tolist() == ["exported", "model.keras", "model.weights.h5"]
+    assert load(outcomes, "others_save_to_a_temporary_folder", size, 0)["files"].tolist() == [
+        "model.keras"
+    ]
+    shared = load(outcomes, "callbacks_share_their_paths", size, 0)
+    assert shared["files"].tolist() == ["1.keras", "2.keras", "board"]
+    assert shared["lines"] == 3
+    assert shared["boards"] == 2
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES)
+def test_what_scenarios_mean_to_show(outcomes: Path, size: int) -> None:
+    assert load(outcomes, "one_worker_stops", size, 0)["epochs"] == 2
+    assert load(outcomes, "early_stopping", size, 0)["epochs"] < 30
+    assert load(outcomes, "clip_after_the_sum", size, 0)["weight_0"] == pytest.approx(-0.25)
+    skipped = load(outcomes, "overflow_skips_the_step_everywhere", size, 0)
+    assert skipped["unchanged"].all()
+    assert load(outcomes, "backup_restores_every_worker", size, 0)["epochs"].tolist() == [2, 3]
+    assert load(outcomes, "explicit_spelling_is_the_same_strategy", size, 0)["same"]
+    mine = load(outcomes, "custom_train_step", size, 0)["per_size_mine"]
+    np.testing.assert_allclose(mine, (size - 1) / 2)
