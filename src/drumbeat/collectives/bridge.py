@@ -43,8 +43,10 @@ class Bridge:
             inputs: What it gets.
             outputs: Dtype and, as far as it is known, shape of each result.
         """
-        # A gradient through here would be wrong: the strategy defines its own.
-        inputs = [tf.stop_gradient(tensor) for tensor in inputs]
+        if self._on_device:
+            # A gradient through here would be wrong: the strategy defines its own.
+            # Arrays have none anyway, and each operation costs.
+            inputs = [tf.stop_gradient(tensor) for tensor in inputs]
         if tf.executing_eagerly():
             args = inputs if self._on_device else [tensor.numpy() for tensor in inputs]
             return [tf.convert_to_tensor(result) for result in body(*args)]
