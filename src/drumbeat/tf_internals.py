@@ -23,16 +23,10 @@ from tensorflow.python.data.experimental.ops.distribute import (  # pyright: ign
 )
 
 # Keras and AutoGraph take other paths for iterators that aren't TensorFlow's own.
-from tensorflow.python.data.ops.iterator_ops import (  # pyright: ignore[reportMissingImports]
-    IteratorSpec,
-    OwnedIterator,
-)
+from tensorflow.python.data.ops import iterator_ops  # pyright: ignore[reportMissingImports]
 
 # What every strategy outside of TensorFlow has to build on.
-from tensorflow.python.distribute.distribute_lib import (  # pyright: ignore[reportMissingImports]
-    StrategyExtendedV1,
-    UpdateContext,
-)
+from tensorflow.python.distribute import distribute_lib  # pyright: ignore[reportMissingImports]
 from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
 
 # The collective ops take a group, a call's number and a timeout; tf.distribute
@@ -54,6 +48,11 @@ __all__ = [
     "join_cluster",
     "shifted_seed",
 ]
+
+IteratorSpec: Any = iterator_ops.IteratorSpec
+OwnedIterator: Any = iterator_ops.OwnedIterator
+StrategyExtendedV1: Any = distribute_lib.StrategyExtendedV1
+UpdateContext: Any = distribute_lib.UpdateContext
 
 all_reduce_v2 = collective_ops.all_reduce_v2
 all_gather_v2 = collective_ops.all_gather_v2

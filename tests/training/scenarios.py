@@ -243,9 +243,7 @@ def fit_function_uneven_batches():
     model = dense_model()
     seen = sum(int(batch[0].shape[0]) for batch in dataset)
     history = model.fit(dataset, epochs=2, verbose=0)
-    return {
-        f"own_weight_{i}": w for i, w in enumerate(model.get_weights())
-    } | {
+    return {f"own_weight_{i}": w for i, w in enumerate(model.get_weights())} | {
         "own_rows": np.array([seen]),
         "own_batches": np.array([sum(1 for _ in dataset)]),
         "finite": np.isfinite(history.history["loss"]),
@@ -563,7 +561,7 @@ def custom_train_step():
             with tf.GradientTape() as tape:
                 loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
             gradients = tape.gradient(loss, self.trainable_variables)
-            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"mine": tf.constant(float(RANK))}
 
     x, _ = data(64)
@@ -640,7 +638,7 @@ def custom_loop():
             losses = loss_of(y, model(x, training=True))
             loss = tf.nn.compute_average_loss(losses, global_batch_size=batch)
         gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss
 
     @tf.function
@@ -684,6 +682,7 @@ def loop_inside_a_function():
 def strategy_interface():
     ones = tf.ones([RANK + 1, 2]) * (RANK + 1)
     wide = tf.ones([2, RANK + 1]) * (RANK + 1)
+
     def gradients():
         replica = tf.distribute.get_replica_context()
         v = tf.constant([1.0, 2.0])
@@ -789,7 +788,7 @@ def callbacks_share_their_paths():
         ],
     )
     strategy.extended.communicator.barrier()
-    boards = [p for p in (folder / "board").rglob("events*")]
+    boards = list((folder / "board").rglob("events*"))
     lines = (OUT / f"log-{SIZE}.csv").read_text().splitlines()
     return outcome(
         model,
@@ -815,9 +814,7 @@ def backup_restores_every_worker():
         model = dense_model(keras.optimizers.Adam(0.01))
         callbacks = [keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False), Break()]
         try:
-            history = model.fit(
-                x, y, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks
-            )
+            history = model.fit(x, y, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
         except KeyError:
             return None
         return outcome(model, epochs=np.array(history.epoch))

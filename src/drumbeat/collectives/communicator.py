@@ -18,7 +18,7 @@ from drumbeat.errors import CollectiveError, CollectiveTimeout, ConfigError
 
 OPS = ("sum", "min", "max")
 REDUCIBLE = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
-MOVABLE = (*REDUCIBLE, "bool", "uint8", "int8")
+MOVABLE = (*REDUCIBLE, "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64")
 
 Value = tf.Tensor | tf.IndexedSlices
 

@@ -88,7 +88,7 @@ class MpiCommunicator(Communicator):
             ConfigError: MPI can't be loaded, or disagrees about rank or world size.
             CollectiveTimeout: The other workers did not connect in time.
         """
-        mpi = _start_mpi()
+        mpi = _started_mpi(timeout_s)
         world = mpi.COMM_WORLD
         if (world.Get_rank(), world.Get_size()) != (rank, size):
             raise ConfigError(
@@ -346,6 +346,31 @@ def _duplicate(world: MPI.Intracomm, deadline: float) -> MPI.Intracomm:
 def _view(flat: np.ndarray, slot: Any, like: np.ndarray) -> np.ndarray:
     part = flat[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
     return part.view(like.dtype).reshape(like.shape)
+
+
+def _started_mpi(timeout_s: float) -> Any:
+    """MPI, initialised within `timeout_s`: by itself it waits for all workers for ever."""
+    outcome: list[Any] = []
+
+    def start() -> None:
+        try:
+            outcome.append(_start_mpi())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=start, name="MPI_Init", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if not outcome:
+        raise CollectiveTimeout(
+            f"MPI did not start within {timeout_s:g} s: another worker has not come to its "
+            "strategy. Every worker must make the strategy, and at about the same time; look for "
+            "code before it that depends on the rank, or allow more time with "
+            "--collective-timeout."
+        )
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
 
 
 def _start_mpi() -> Any:

@@ -218,6 +218,10 @@ _CARRIERS: dict[str, Any] = {
     "bool": tf.int32,
     "uint8": tf.int32,
     "int8": tf.int32,
+    "int16": tf.int32,
+    "uint16": tf.int32,
+    "uint32": tf.int64,
+    "uint64": tf.int64,  # wraps round, and back
     "bfloat16": tf.float32,
 }
 

@@ -19,12 +19,13 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from drumbeat.data.rows import BatchRows, num_rows
+from drumbeat.data.rows import BatchRows, as_int64, num_rows
 from drumbeat.data.shares import start_of
 from drumbeat.errors import DataError
 from drumbeat.tf_internals import IteratorSpec, OwnedIterator
 
 _numbers = itertools.count()
+_Optional: Any = tf.experimental.Optional
 
 
 class Feed:
@@ -62,7 +63,8 @@ class DistributedDataset(tf.distribute.DistributedDataset):
     @property
     def element_spec(self) -> Any:
         """Type specification of one local batch."""
-        spec = self._pairs.element_spec[0]
+        pair: Any = self._pairs.element_spec
+        spec = pair[0]
         return spec if self._feed.sum_rows is None else tf.nest.map_structure(_any_rows, spec)
 
     @property
@@ -151,14 +153,15 @@ class DistributedIterator(OwnedIterator):
             self._feed.rows.record(rows)
             return tf.cond(
                 pair.has_value(),
-                lambda: tf.experimental.Optional.from_value(pair.get_value()[0]),
-                lambda: tf.experimental.Optional.empty(spec),
+                lambda: _Optional.from_value(pair.get_value()[0]),
+                lambda: _Optional.empty(spec),
             )
-        data, rows = tf.cond(pair.has_value(), pair.get_value, self._no_rows)
+        batch: Any = tf.cond(pair.has_value(), pair.get_value, self._no_rows)
+        data, rows = batch
         return tf.cond(
             self._agree(rows) > 0,
-            lambda: tf.experimental.Optional.from_value(data),
-            lambda: tf.experimental.Optional.empty(spec),
+            lambda: _Optional.from_value(data),
+            lambda: _Optional.empty(spec),
         )
 
     def _agree(self, rows: Any) -> Any:
@@ -227,7 +230,7 @@ def slice_batches(dataset: tf.data.Dataset, rank: int, world_size: int) -> tf.da
         total = num_rows(batch)
         start, stop = start_of(rank, total, world_size), start_of(rank + 1, total, world_size)
         local = tf.nest.map_structure(lambda leaf: _rows_of(leaf, start, stop), batch)
-        return local, tf.stack([tf.cast(stop - start, tf.int64), tf.cast(total, tf.int64)])
+        return local, tf.stack([as_int64(stop - start), as_int64(total)])
 
     options = tf.data.Options()
     # Workers cut the same batches only if every pipeline yields them in one order.
@@ -243,14 +246,14 @@ def split_batches(dataset: tf.data.Dataset, world_size: int) -> tf.data.Dataset:
 
     def pieces(*element: Any) -> tf.data.Dataset:
         batch = element[0] if len(element) == 1 else element
-        total = tf.cast(num_rows(batch), tf.int64)
+        total = as_int64(num_rows(batch))
 
         def piece(rank: Any) -> Any:
             start = start_of(rank, total, world_size)
             stop = start_of(rank + 1, total, world_size)
             return tf.nest.map_structure(lambda leaf: _rows_of(leaf, start, stop), batch)
 
-        count = tf.minimum(total, world_size)
+        count = tf.minimum(total, tf.constant(world_size, tf.int64))
         return tf.data.Dataset.range(count).map(piece)
 
     return dataset.flat_map(pieces).prefetch(2)
@@ -266,7 +269,7 @@ def count_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     def pair(*element: Any) -> tuple[Any, Any]:
         batch = element[0] if len(element) == 1 else element
-        local = tf.cast(num_rows(batch), tf.int64)
+        local = as_int64(num_rows(batch))
         return batch, tf.stack([local, local])
 
     return dataset.map(pair, num_parallel_calls=1)
@@ -302,12 +305,12 @@ def _rows_of(leaf: Any, start: Any, stop: Any) -> Any:
 
 def _any_rows(spec: Any) -> Any:
     """`spec` with the first axis of unknown length, so that an empty batch fits it."""
-    if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-    if isinstance(spec, tf.RaggedTensorSpec):
+    if _is_ragged(spec):
         return tf.RaggedTensorSpec(
             [None, *spec.shape[1:]], spec.dtype, spec.ragged_rank, spec.row_splits_dtype
         )
+    if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+        return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
     if isinstance(spec, tf.SparseTensorSpec) and spec.shape.rank:
         return tf.SparseTensorSpec([None, *spec.shape[1:]], spec.dtype)
     return spec
@@ -315,10 +318,11 @@ def _any_rows(spec: Any) -> Any:
 
 def _empty(spec: Any) -> Any:
     """A value of `spec` with no rows; other unknown axes have length 0."""
-    if isinstance(spec, tf.RaggedTensorSpec):
+    if _is_ragged(spec):
         flat = tf.zeros([0, *_known(spec.shape[spec.ragged_rank + 1 :])], spec.dtype)
         splits = [tf.zeros([1], spec.row_splits_dtype)] * spec.ragged_rank
-        return tf.RaggedTensor.from_nested_row_splits(flat, splits)
+        ragged: Any = tf.RaggedTensor
+        return ragged.from_nested_row_splits(flat, splits)
     if isinstance(spec, tf.SparseTensorSpec):
         shape = [0, *_known(spec.shape[1:])]
         return tf.SparseTensor(
@@ -327,6 +331,10 @@ def _empty(spec: Any) -> Any:
             tf.constant(shape, tf.int64),
         )
     return tf.zeros([0, *_known(spec.shape[1:])] if spec.shape.rank else [], spec.dtype)
+
+
+def _is_ragged(spec: object) -> bool:
+    return isinstance(spec, tf.RaggedTensorSpec)
 
 
 def _known(shape: tf.TensorShape) -> list[int]:

@@ -52,7 +52,7 @@ def shard(
         return None
     if policy == Policy.OFF:
         return split_batches(dataset, world_size)
-    problem = None
+    problem = sharded = None
     try:
         sharded = auto_shard(dataset, world_size, rank)
         # Only the first element tells whether the files are enough.
@@ -60,7 +60,7 @@ def shard(
             pass
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
         problem = error.message.splitlines()[0]
-    if all_agree(problem is None):
+    if all_agree(problem is None) and sharded is not None:
         return split_batches(sharded, world_size)
     if policy == Policy.HINT:
         raise DataError(

@@ -26,7 +26,7 @@ class BatchRows:
         self._world_size = world_size
         with tf.init_scope(), tf.device("CPU:0"):
             self.value = tf.Variable(
-                [1, world_size], dtype=tf.int64, trainable=False, name="batch_rows"
+                tf.constant([1, world_size], tf.int64), trainable=False, name="batch_rows"
             )
         self._listeners: list[list[int]] = []
 
@@ -48,7 +48,7 @@ class BatchRows:
 
     def reset(self) -> None:
         """Back to equal shares: the next data does not come from our iterators."""
-        self.value.assign([1, self._world_size])
+        self.record([1, self._world_size])
 
     def fraction(self, local_rows: Any | None) -> Any:
         """This worker's share of the global batch, float64 scalar in [0, 1].
@@ -69,7 +69,12 @@ class BatchRows:
         return tf.where(recorded, fraction, tf.constant(1.0 / self._world_size, tf.float64))
 
 
-def num_rows(structure: Any) -> Any | None:
+def as_int64(number: Any) -> Any:
+    """An int, or an integer tensor, as an int64 scalar tensor."""
+    return tf.cast(number, tf.int64)
+
+
+def num_rows(structure: Any) -> Any:
     """Rows of the first tensor of a batch structure that has a first axis.
 
     Returns:

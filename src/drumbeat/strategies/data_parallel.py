@@ -175,10 +175,8 @@ class DataParallelExtended(StrategyExtendedV1):
         del options
         return tf.nest.pack_sequence_as(value, self._all_reduce(reduce_op, tf.nest.flatten(value)))
 
-    def _all_reduce(self, reduce_op: Any, values: Sequence[Any]) -> list[Any]:
-        tensors = [
-            v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in values
-        ]
+    def _all_reduce(self, reduce_op: Any, values: Any) -> list[Any]:
+        tensors = [_as_tensor(value) for value in values]
         sums = self.communicator.all_reduce(tensors, "sum")
         if reduce_op != tf.distribute.ReduceOp.MEAN:
             return sums
@@ -331,6 +329,10 @@ class DataParallelExtended(StrategyExtendedV1):
     @property
     def _global_batch_size(self) -> bool:
         return True
+
+
+def _as_tensor(value: Any) -> Any:
+    return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
 
 
 def _unless(absent: Any, gradients: list[Any]) -> list[Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -60,6 +61,16 @@ def _is_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
     return is_tf_dataset
 
 
+@contextlib.contextmanager
+def _own_errors(strategy: DataParallelStrategy) -> Iterator[None]:
+    """Raises a collective's own error, of which TensorFlow reports only the text."""
+    try:
+        yield
+    except tf.errors.OpError:
+        strategy.communicator.raise_last_error()
+        raise
+
+
 class _Together(keras.callbacks.Callback):
     """Starts all workers of a fit from the chief's state and stops them after the same epoch."""
 
@@ -72,8 +83,9 @@ class _Together(keras.callbacks.Callback):
         state_sync.take_chiefs(self.model, self._communicator)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        stop = np.array([bool(self.model.stop_training)], np.int64)
-        self.model.stop_training = bool(self._communicator.all_reduce_numpy(stop, "max")[0])
+        model: Any = self.model
+        stop = np.array([bool(model.stop_training)], np.int64)
+        model.stop_training = bool(self._communicator.all_reduce_numpy(stop, "max")[0])
 
 
 def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,14 +98,16 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         _prepare(self, strategy)
         arguments = signature.bind(self, *args, **kwargs).arguments
-        given = arguments.get("callbacks")
+        given: Any = arguments.get("callbacks")
         together = _Together(strategy)
         if isinstance(given, keras.callbacks.CallbackList):
             together.set_model(self)
-            given.append(together)
+            add: Any = given
+            add.append(together)
         else:
             arguments["callbacks"] = [*_as_list(given), together]
-        return original(**arguments)
+        with _own_errors(strategy):
+            return original(**arguments)
 
     return fit
 
@@ -108,9 +122,11 @@ def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
         current.adopt_optimizer(self.optimizer, self.distribute_strategy)
         strategy = current.of_model(self)
-        if strategy is not None and not kwargs.get("_use_cached_eval_dataset"):
-            _prepare(self, strategy)
-        return original(self, *args, **kwargs)
+        if strategy is None or kwargs.get("_use_cached_eval_dataset"):
+            return original(self, *args, **kwargs)
+        _prepare(self, strategy)
+        with _own_errors(strategy):
+            return original(self, *args, **kwargs)
 
     return evaluate
 
@@ -134,7 +150,7 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         _prepare(self, strategy)
         # Keras fetches each batch eagerly here, however many it runs at once.
-        with strategy.extended.rows.listen() as rows:
+        with _own_errors(strategy), strategy.extended.rows.listen() as rows:
             outputs = original(self, *args, **kwargs)
         order = _batch_order(rows, strategy)
         return tf.nest.map_structure(lambda part: _whole(part, order, strategy), outputs)
@@ -180,7 +196,8 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         as_dict = arguments.pop("return_dict")
         data = {name: arguments[name] for name in ("x", "y", "sample_weight")}
         arguments.update(strategy_rows(data, strategy))
-        logs = original(**arguments, return_dict=True)
+        with _own_errors(strategy):
+            logs = original(**arguments, return_dict=True)
         together = self._get_metrics_result_or_logs(logs)
         logs = {name: np.asarray(together[name])[()] for name in logs}
         return logs if as_dict else self._flatten_metrics_in_order(logs)

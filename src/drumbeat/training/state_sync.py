@@ -78,7 +78,7 @@ def combine(model: Any, communicator: Communicator) -> None:
         communicator,
     )
     values = [tf.convert_to_tensor(v) for v in [*combined, *drifted]]
-    totals = communicator.all_reduce(values, "sum")
+    totals: list[Any] = communicator.all_reduce(values, "sum")
     for index, (variable, total) in enumerate(zip([*combined, *drifted], totals, strict=True)):
         mean = index >= len(combined) or variable.aggregation == "mean"
         variable.assign(total / communicator.size if mean else total)
@@ -96,7 +96,7 @@ def _differing(variables: list[Any], communicator: Communicator) -> list[Any]:
     """
     if not variables:
         return []
-    sums = np.array([zlib.crc32(np.ascontiguousarray(v.numpy())) for v in variables], np.int64)
+    sums = np.array([zlib.crc32(v.numpy().tobytes()) for v in variables], np.int64)
     low = communicator.all_reduce_numpy(sums, "min")
     high = communicator.all_reduce_numpy(sums, "max")
     return [v for v, same in zip(variables, low == high, strict=True) if not same]

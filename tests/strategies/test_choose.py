@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+
+def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    import os
+
+    env = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+    env |= {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1", **variables}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+SHOW = """
+import drumbeat, tensorflow as tf
+strategy = drumbeat.strategy()
+print(type(strategy).__name__, strategy.num_replicas_in_sync, strategy is drumbeat.strategy())
+"""
+
+
+def test_alone_it_is_tensorflows_default_strategy() -> None:
+    done = run(SHOW)
+    assert done.stdout.split()[:2] == ["_DefaultDistributionStrategy", "1"], done.stderr
+    one = json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}})
+    assert run(SHOW, TF_CONFIG=one).stdout.split()[0] == "_DefaultDistributionStrategy"
+
+
+def test_a_wrong_tf_config_is_an_error_that_says_so() -> None:
+    done = run(SHOW, TF_CONFIG="{'cluster'")
+    assert "ConfigError" in done.stderr
+    assert "TF_CONFIG" in done.stderr
+
+
+def test_a_ps_task_takes_no_part() -> None:
+    cluster = {"worker": ["a:1", "b:1"], "ps": ["c:1"]}
+    config = json.dumps({"cluster": cluster, "task": {"type": "ps", "index": 0}})
+    done = run(SHOW, TF_CONFIG=config)
+    assert "ps 0, which takes no part in synchronous training" in done.stderr
+
+
+def test_another_backend_is_refused() -> None:
+    done = run(SHOW, KERAS_BACKEND="jax")
+    assert "ConfigError" in done.stderr or "No module named 'jax'" in done.stderr

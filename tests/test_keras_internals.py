@@ -1,0 +1,38 @@
+"""Says which of Keras's internals moved, when Keras changes."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+from drumbeat import keras_internals
+from drumbeat.errors import ConfigError
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.mark.parametrize("touch", keras_internals.TOUCHES, ids=lambda touch: touch.name)
+def test_keras_has_what_we_replace(touch: keras_internals.Touch) -> None:
+    assert keras_internals.problem_with(touch) is None
+    assert touch.why
+
+
+def test_a_keras_that_moved_is_refused() -> None:
+    gone = keras_internals.Touch(
+        module="keras.src.losses.loss", name="no_such_function", parameters=(), why="test"
+    )
+    with pytest.raises(ConfigError, match=rf"Keras {keras.__version__}.*no_such_function"):
+        keras_internals.wrap(gone, lambda original: original)
+    changed = keras_internals.Touch(
+        module="keras.src.losses.loss",
+        name="scale_loss_for_distribution",
+        parameters=("other",),
+        why="test",
+    )
+    with pytest.raises(ConfigError, match="takes \\['value'\\], expected \\['other'\\]"):
+        keras_internals.wrap(changed, lambda original: original)
+
+
+def test_touches_are_all_there_is() -> None:
+    names = [f"{touch.module}.{touch.name}" for touch in keras_internals.TOUCHES]
+    assert len(names) == len(set(names)) > 20
