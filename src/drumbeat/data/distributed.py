@@ -25,7 +25,9 @@ from drumbeat.errors import DataError
 from drumbeat.tf_internals import IteratorSpec, OwnedIterator
 
 _numbers = itertools.count()
+# TensorFlow's stubs know these by half.
 _Optional: Any = tf.experimental.Optional
+_cond: Any = tf.cond
 
 
 class Feed:
@@ -156,8 +158,7 @@ class DistributedIterator(OwnedIterator):
                 lambda: _Optional.from_value(pair.get_value()[0]),
                 lambda: _Optional.empty(spec),
             )
-        batch: Any = tf.cond(pair.has_value(), pair.get_value, self._no_rows)
-        data, rows = batch
+        data, rows = _cond(pair.has_value(), pair.get_value, self._no_rows)
         return tf.cond(
             self._agree(rows) > 0,
             lambda: _Optional.from_value(data),
@@ -166,7 +167,8 @@ class DistributedIterator(OwnedIterator):
 
     def _agree(self, rows: Any) -> Any:
         """Rows of all workers' next batches together; records this worker's share."""
-        total = self._feed.sum_rows(rows[0])
+        sum_rows: Any = self._feed.sum_rows
+        total = sum_rows(rows[0])
         self._feed.rows.record(tf.stack([rows[0], total]))
         return total
 

@@ -217,7 +217,9 @@ class DataParallelExtended(StrategyExtendedV1):
         """`initial_value` as a callable that returns the chief's value on every worker."""
 
         def initialize(**arguments: Any) -> Any:
-            value = initial_value(**arguments) if callable(initial_value) else initial_value
+            value: Any = initial_value
+            if callable(initial_value):
+                value = initial_value(**arguments)
             value = tf.convert_to_tensor(value, dtype)
             return self.communicator.broadcast([value])[0]
 
