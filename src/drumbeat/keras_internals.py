@@ -201,6 +201,12 @@ TENSORBOARD_MODEL = Touch(
     parameters=("model",),
     why="workers other than the chief log into their own folder",
 )
+DOWNLOAD = Touch(
+    module="keras.src.utils.file_utils",
+    name="urlretrieve",
+    parameters=("url", "filename"),
+    why="workers that download one data set at the same time don't see each other's half files",
+)
 SAVE_MODEL = Touch(
     module="keras.src.saving.saving_lib",
     name="save_model",

@@ -30,6 +30,7 @@ def integrate() -> None:
     """Make Keras's writers safe for several workers."""
     for writer in (touch.SAVE_MODEL, touch.SAVE_WEIGHTS, touch.SAVE_H5, touch.EXPORT):
         touch.wrap(writer, _whole_or_nothing)
+    touch.wrap(touch.DOWNLOAD, _download_whole)
     for callback in (
         touch.CHECKPOINT_SAVE,
         touch.BACKUP_SAVE,
@@ -111,6 +112,21 @@ def _whole_or_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return write
+
+
+def _download_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    def urlretrieve(url: str, filename: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if filename is None:
+            return original(url, None, *args, **kwargs)
+        part = Path(f"{filename}.{os.getpid()}.part")
+        try:
+            _, headers = original(url, str(part), *args, **kwargs)
+            os.replace(part, filename)
+        finally:
+            part.unlink(missing_ok=True)
+        return filename, headers
+
+    return urlretrieve
 
 
 def _is_local_path(filepath: Any) -> bool:
