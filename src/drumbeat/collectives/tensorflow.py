@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -203,15 +202,28 @@ def _join(cluster: ClusterSpec, me: Task) -> None:
 # Graphs, as dozens of small operations take five times as long one by one. They
 # must not run within a Python function of another graph: it occupies a thread of
 # TensorFlow's, and there may be only one.
-@functools.partial(tf.function, autograph=False, reduce_retracing=True)
-def _pack(tensors: list[tf.Tensor]) -> tf.Tensor:
+def _pack(tensors: list[tf.Tensor]) -> Any:
+    # One alone, such as a variable's first value, isn't worth a trace for its shape.
+    run = _flatten if len(tensors) == 1 else _flatten_in_graph
+    return run(tensors)
+
+
+def _unpack(flat: tf.Tensor, like: list[tf.Tensor]) -> Any:
+    run = _restore if len(like) == 1 else _restore_in_graph
+    return run(flat, like)
+
+
+def _flatten(tensors: list[tf.Tensor]) -> tf.Tensor:
     return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
 
 
-@functools.partial(tf.function, autograph=False, reduce_retracing=True)
-def _unpack(flat: tf.Tensor, like: list[tf.Tensor]) -> list[tf.Tensor]:
+def _restore(flat: tf.Tensor, like: list[tf.Tensor]) -> list[tf.Tensor]:
     parts = tf.split(flat, [tf.size(tensor) for tensor in like])
     return [tf.reshape(part, tf.shape(tensor)) for part, tensor in zip(parts, like, strict=True)]
+
+
+_flatten_in_graph = tf.function(_flatten, autograph=False, reduce_retracing=True)
+_restore_in_graph = tf.function(_restore, autograph=False, reduce_retracing=True)
 
 
 _CARRIERS: dict[str, Any] = {

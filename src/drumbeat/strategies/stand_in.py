@@ -10,8 +10,15 @@ from drumbeat.strategies import choose
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 
 
-class MultiWorkerMirroredStrategy(DataParallelStrategy):
+class _StandIn(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, DataParallelStrategy)
+
+
+class MultiWorkerMirroredStrategy(DataParallelStrategy, metaclass=_StandIn):
     """Takes the arguments of `tf.distribute.MultiWorkerMirroredStrategy` and yields our strategy.
+
+    `isinstance` says so of it, as scripts ask.
 
     `cluster_resolver` is not asked: the agent that started this worker knows the
     cluster. `communication_options` and the older `communication` choose between
