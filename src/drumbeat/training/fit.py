@@ -198,7 +198,9 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments.update(strategy_rows(data, strategy))
         with _own_errors(strategy):
             logs = original(**arguments, return_dict=True)
-        together = self._get_metrics_result_or_logs(logs)
+        # Some versions of Keras count on in the next call: keep this worker's own counts.
+        with state_sync.own_counts_kept(self):
+            together = self._get_metrics_result_or_logs(logs)
         logs = {name: np.asarray(together[name])[()] for name in logs}
         return logs if as_dict else self._flatten_metrics_in_order(logs)
 

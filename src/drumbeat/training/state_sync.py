@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,16 @@ def combine(model: Any, communicator: Communicator) -> None:
     for variable, value in zip(
         chiefs, communicator.broadcast([tf.convert_to_tensor(v) for v in chiefs]), strict=True
     ):
+        variable.assign(value)
+
+
+@contextlib.contextmanager
+def own_counts_kept(model: Any) -> Iterator[None]:
+    """Gives the metrics of `model` back what they held at the beginning."""
+    variables = [variable for metric in model.metrics for variable in metric.variables]
+    values = [tf.identity(variable.value) for variable in variables]
+    yield
+    for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
 
