@@ -23,6 +23,7 @@ from drumbeat.collectives.calls import (
     workers,
 )
 from drumbeat.collectives.communicator import Communicator, row_elements
+from drumbeat.collectives.mpi_library import in_place, loaded_mpi, reduction, started_mpi
 from drumbeat.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, ConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class MpiCommunicator(Communicator):
             ConfigError: MPI can't be loaded, or disagrees about rank or world size.
             CollectiveTimeout: The other workers did not connect in time.
         """
-        mpi = _started_mpi(timeout_s)
+        mpi = started_mpi(timeout_s)
         world = mpi.COMM_WORLD
         if (world.Get_rank(), world.Get_size()) != (rank, size):
             raise ConfigError(
@@ -120,7 +121,7 @@ class MpiCommunicator(Communicator):
         self._closed = True
         if self._last_error is not None:
             return
-        mpi = _loaded_mpi()
+        mpi = loaded_mpi()
         deadline = time.monotonic() + grace_s
         request = self._farewell.Ibarrier()
         while not request.Test():
@@ -134,7 +135,9 @@ class MpiCommunicator(Communicator):
     def _agree(self, call: Call) -> None:
         fingerprint = call.fingerprint()
         header = np.array([fingerprint, -fingerprint], np.int64)
-        request = self._start(lambda: self._comm.Iallreduce(_in_place(), header, _op("min")), call)
+        request = self._start(
+            lambda: self._comm.Iallreduce(in_place(), header, reduction("min")), call
+        )
         self._wait([request], call, idle=True, keep=header)
         if header[0] != -header[1]:
             raise CollectiveMismatch(mismatch_message(self._exchange_texts(call)))
@@ -176,10 +179,10 @@ class MpiCommunicator(Communicator):
         typed = flat.view(bucket.dtype)
         if len(views) == 1:
             sent = arrays[bucket.slots[0].index].reshape(-1)
-            return self._start(lambda: self._comm.Iallreduce(sent, typed, _op(op)), call)
+            return self._start(lambda: self._comm.Iallreduce(sent, typed, reduction(op)), call)
         for index, view in views.items():
             np.copyto(view, arrays[index])
-        return self._start(lambda: self._comm.Iallreduce(_in_place(), typed, _op(op)), call)
+        return self._start(lambda: self._comm.Iallreduce(in_place(), typed, reduction(op)), call)
 
     def _broadcast(self, call: Call, values: list[Any], root: int) -> list[Any]:
         arrays = [np.asarray(value) for value in values]
@@ -228,7 +231,7 @@ class MpiCommunicator(Communicator):
     def _start(self, operation: Any, call: Call) -> Any:
         try:
             return operation()
-        except _loaded_mpi().Exception as error:
+        except loaded_mpi().Exception as error:
             raise self._broken(call, error) from error
 
     def _wait(self, requests: Sequence[Any], call: Call, *, idle: bool, keep: Any) -> None:
@@ -253,14 +256,14 @@ class MpiCommunicator(Communicator):
                 os.sched_yield()
 
     def _test(self, requests: Sequence[Any], call: Call) -> bool:
-        mpi = _loaded_mpi()
+        mpi = loaded_mpi()
         try:
             return mpi.Request.Testall(list(requests))
         except mpi.Exception as error:
             raise self._broken(call, error) from error
 
     def _has_note(self) -> bool:
-        mpi = _loaded_mpi()
+        mpi = loaded_mpi()
         return self._comm.Iprobe(mpi.ANY_SOURCE, _NOTE_TAG)
 
     def _survey(self, call: Call, waited_s: float, *, arriving: bool) -> str:
@@ -275,7 +278,7 @@ class MpiCommunicator(Communicator):
             if peer != self.rank
         ]
         self._abandoned.append(notes)
-        mpi = _loaded_mpi()
+        mpi = loaded_mpi()
         heard: set[int] = set()
         deadline = time.monotonic() + _SURVEY_S
         while len(heard) < self.size - 1 and time.monotonic() < deadline:
@@ -346,70 +349,3 @@ def _duplicate(world: MPI.Intracomm, deadline: float) -> MPI.Intracomm:
 def _view(flat: np.ndarray, slot: Any, like: np.ndarray) -> np.ndarray:
     part = flat[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
     return part.view(like.dtype).reshape(like.shape)
-
-
-def _started_mpi(timeout_s: float) -> Any:
-    """MPI, initialised within `timeout_s`: by itself it waits for all workers for ever."""
-    outcome: list[Any] = []
-
-    def start() -> None:
-        try:
-            outcome.append(_start_mpi())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=start, name="MPI_Init", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if not outcome:
-        raise CollectiveTimeout(
-            f"MPI did not start within {timeout_s:g} s: another worker has not come to its "
-            "strategy. Every worker must make the strategy, and at about the same time; look for "
-            "code before it that depends on the rank, or allow more time with "
-            "--collective-timeout."
-        )
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    return outcome[0]
-
-
-def _start_mpi() -> Any:
-    try:
-        import mpi4py
-    except ImportError as error:
-        raise ConfigError(
-            f"collectives are 'mpi' but mpi4py can't be imported ({error}). Install mpi4py and "
-            "mpich, or choose --collectives tensorflow."
-        ) from error
-    mpi4py.rc.thread_level = "multiple"
-    # See `close`: a worker that ends must not wait for others without a deadline.
-    mpi4py.rc.finalize = False
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise ConfigError(
-            f"collectives are 'mpi' but no MPI library can be loaded ({error}). Install mpich, or "
-            "choose --collectives tensorflow."
-        ) from error
-    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
-        raise ConfigError(
-            "MPI was started without thread support before drumbeat came to it. Don't initialise "
-            "MPI in the script, or with MPI_THREAD_MULTIPLE."
-        )
-    return MPI
-
-
-def _loaded_mpi() -> Any:
-    from mpi4py import MPI
-
-    return MPI
-
-
-@functools.cache
-def _in_place() -> Any:
-    return _loaded_mpi().IN_PLACE
-
-
-def _op(name: str) -> Any:
-    mpi = _loaded_mpi()
-    return {"sum": mpi.SUM, "min": mpi.MIN, "max": mpi.MAX}[name]
