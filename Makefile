@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
 # The lowest Keras that pyproject.toml allows; `make test-oldest` runs against it.
 OLDEST_KERAS := 3.12
-CHECKED := src tests examples tools
+CHECKED := src tests examples tools benchmarks
 
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check
 PIP_LOCKED := $(PIP_FLAGS) --require-hashes --requirement requirements.lock
@@ -27,7 +27,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-oldest check format lock clean
+.PHONY: help setup demo test test-slow test-oldest bench check format lock clean
 
 help: ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [N=workers of the demo] [ARGS='for pytest or the demo']"
@@ -57,6 +57,9 @@ $(OLDEST)/.installed: pyproject.toml requirements.lock tools/check_python.py
 	@$(OLDEST)/bin/pip install $(PIP_FLAGS) --no-deps "keras==$(OLDEST_KERAS).*"
 	@touch $@
 
+bench: $(STAMP) ## Compare with TensorFlow's own strategy (20 min, 2 idle cores; ARGS='--rounds 3')
+	@$(BIN)/python benchmarks/compare.py $(ARGS)
+
 check: $(STAMP) ## Lint, formatting, types and the direction of imports
 	@failed=; \
 	$(BIN)/ruff check --quiet $(CHECKED) || failed="$$failed lint"; \
@@ -81,4 +84,4 @@ lock: ## Write requirements.lock anew from pyproject.toml
 
 clean: ## Remove the environments, caches and builds; runs/ stays
 	@rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .ruff_cache .hypothesis
-	@find src tests examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +
