@@ -17,7 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-HEADING = re.compile(r"(?:^|\n)\n(?=The run failed\.|.+ on \S+ (failed|was|lost|dropped) .*\.\n)")
+HEADING = re.compile(
+    r"(?:^|\n)\n(?=The run failed\.|.+ on \S+ (failed|was|lost|dropped|never) .*\.\n)"
+)
 SOURCE = Path(__file__).parents[2] / "src"
 STAND_IN = "def install():\n    pass\n"
 COMMAND = """\

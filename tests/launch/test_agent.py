@@ -317,6 +317,26 @@ def test_an_mpi_rank_that_fails_ends_the_job_and_leaves_no_memory(jobs, end, cod
     assert not [path for path in memory if path.exists()]
 
 
+@pytest.mark.parametrize(
+    ("absent", "report"),
+    [
+        ("time.sleep(100)", "waited for worker 1 at the strategy, for 1.5 s"),
+        ("sys.exit(0)", "waited for worker 1 at the strategy, which ended without it"),
+        ("raise ValueError('the cause')", "ValueError: the cause"),
+    ],
+)
+def test_a_rank_that_never_starts_mpi_is_named(jobs, absent, report):
+    script = (
+        f"\n    import os, sys, time\n    if os.environ['DRUMBEAT_RANK'] == '1': {absent}" + MPI
+    )
+    options = ("-n", "3", "--collectives", "mpi", "--collective-timeout", "1.5")
+    result = jobs.run(script, options=options)
+    assert result.code == 1, result.out
+    assert result.report.startswith("worker 1 on")
+    assert report in result.report
+    assert result.seconds < 8
+
+
 def test_runs_at_the_same_time_have_their_own_folders(jobs):
     script = jobs.script("print('hello')")
     trio = [jobs.start(script, options=("-n", "1"), run_dir=None) for _ in range(3)]

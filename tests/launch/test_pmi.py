@@ -57,6 +57,10 @@ async def no_others(name: str, values: dict[str, str]) -> dict[str, str]:
     return values
 
 
+def nobody_missing(waiting: tuple[int, ...], missing: tuple[int, ...], ended: bool) -> None:
+    raise AssertionError(f"{missing} missed, ended: {ended}")
+
+
 def start(
     pmi: PmiServer,
     rank: int,
@@ -102,6 +106,8 @@ def one_node(size: int, aborts: Aborts | None = None, **options: Any) -> PmiServ
         "node_sizes": [size],
         "fence": no_others,
         "on_abort": Aborts() if aborts is None else aborts,
+        "init_timeout_s": 60,
+        "on_missing": nobody_missing,
     }
     return PmiServer(**(settings | options))
 
@@ -174,6 +180,8 @@ def pmi_of(client: Client, node_rank: int, aborts: Aborts) -> PmiServer:
         node_sizes=sizes,
         fence=lambda name, values: client.fence(name, values, 20, among=among),
         on_abort=aborts,
+        init_timeout_s=60,
+        on_missing=nobody_missing,
     )
 
 
@@ -210,6 +218,28 @@ def node(rank: int, num_workers: int = 1, **changes: Any) -> Node:
         "interface": "eth0",
     }
     return Node(**(known | changes))
+
+
+def test_a_rank_that_waits_alone_in_mpi_init_keeps_its_deadline():
+    code = """
+from drumbeat.collectives import mpi_library
+from drumbeat.errors import CollectiveTimeout
+mpi_library._BACKSTOP_S = 0
+try:
+    mpi_library.started_mpi(0.5)
+except CollectiveTimeout as error:
+    print(error, flush=True)
+import os
+os._exit(0)
+"""
+
+    async def scenario() -> str:
+        pmi = one_node(2)
+        (out,) = await all_finish([start(pmi, 0, 2, code)])
+        await pmi.close()
+        return out
+
+    assert "MPI did not start within 0.5 s" in asyncio.run(scenario())
 
 
 def test_two_nodes_on_one_machine():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from typing import Any
 
 from drumbeat.errors import CollectiveTimeout, ConfigError
+
+# The agent's own deadline, which knows who is missing, comes first.
+_BACKSTOP_S = 5.0
 
 
 def started_mpi(timeout_s: float) -> Any:
@@ -26,7 +30,7 @@ def started_mpi(timeout_s: float) -> Any:
 
     thread = threading.Thread(target=start, name="MPI_Init", daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    thread.join(timeout_s + _BACKSTOP_S)
     if not outcome:
         raise CollectiveTimeout(
             f"MPI did not start within {timeout_s:g} s: another worker has not come to its "
@@ -47,7 +51,7 @@ def _start() -> Any:
             f"collectives are 'mpi' but mpi4py can't be imported ({error}). Install mpi4py and "
             "mpich, or choose --collectives tensorflow."
         ) from error
-    mpi4py.rc.thread_level = "multiple"
+    mpi4py.rc.initialize = False
     # See `close`: a worker that ends must not wait for others without a deadline.
     mpi4py.rc.finalize = False
     try:
@@ -57,6 +61,14 @@ def _start() -> Any:
             f"collectives are 'mpi' but no MPI library can be loaded ({error}). Install mpich, or "
             "choose --collectives tensorflow."
         ) from error
+    if not MPI.Is_initialized():
+        # mpi4py would keep Python's lock for as long as MPI_Init waits for the others, and so
+        # keep the one who minds the deadline waiting too; ctypes lets go of it.
+        library = ctypes.CDLL(MPI.__file__)
+        library.MPI_Init_thread(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+        # As mpi4py does when it starts MPI: errors become exceptions.
+        for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+            comm.Set_errhandler(MPI.ERRORS_RETURN)
     if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
         raise ConfigError(
             "MPI was started without thread support before drumbeat came to it. Don't initialise "

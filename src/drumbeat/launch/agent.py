@@ -151,6 +151,9 @@ class Agent:
         try:
             return work.result()
         except DrumbeatError as error:
+            told = self._meeting.told_failure()
+            if told is not None:  # another node left, or a fence failed, because of it
+                return Outcome(code=told.exit_code, heading=told.heading, body=told.text)
             failure = Failure(
                 name=f"node {self._settings.node_rank}",
                 host=socket.gethostname(),
@@ -178,6 +181,9 @@ class Agent:
             for task in (ready, met):
                 task.cancel()
             await asyncio.gather(ready, met, return_exceptions=True)
+        # Scripts start everywhere at the same time, however long an import has taken: the
+        # deadlines of collectives begin with them.
+        await self._meeting.client.fence("ready", {}, self._settings.start_timeout_s)
         return await self._train(met.result())
 
     async def _meet(self, count: int) -> str:
@@ -221,15 +227,21 @@ class Agent:
     def _serve_mpi(self, tasks: Sequence[LocalTask], cluster: ClusterSpec) -> PmiServer:
         client, settings = self._meeting.client, self._settings
         names = {task.rank: task.name for task in tasks}
-        deadline_s = max(settings.start_timeout_s, settings.collective_timeout_s)
 
         async def fence(name: str, values: dict[str, str]) -> dict[str, str]:
             # Without values it is MPI_Finalize's, which waits as long as another rank trains.
-            return await client.fence(name, values, deadline_s if values else None)
+            return await client.fence(
+                name, values, settings.collective_timeout_s if values else None
+            )
 
         def on_abort(rank: int, code: int, text: str) -> None:
             assert self._watch is not None  # noqa: S101
             self._watch.aborted(names.get(rank, f"rank {rank}"), code, text)
+
+        def on_missing(waiting: tuple[int, ...], absent: tuple[int, ...], ended: bool) -> None:
+            assert self._watch is not None  # noqa: S101
+            here, there = ([names[rank] for rank in ranks] for ranks in (waiting, absent))
+            self._watch.missing(here, there, ended)
 
         return PmiServer(
             name=client.job_id,
@@ -238,6 +250,8 @@ class Agent:
             node_sizes=sync_sizes(settings, client.roster),
             fence=fence,
             on_abort=on_abort,
+            init_timeout_s=settings.collective_timeout_s,
+            on_missing=on_missing,
         )
 
     async def _start(

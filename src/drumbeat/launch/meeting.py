@@ -13,6 +13,7 @@ from typing import Any
 
 from drumbeat import __version__
 from drumbeat.errors import RendezvousError
+from drumbeat.launch.failures import Failure
 from drumbeat.launch.ports import PortReservation, network_interface, reserve_ports
 from drumbeat.launch.rendezvous import Client, Node, Server
 from drumbeat.launch.settings import RunSettings
@@ -90,6 +91,14 @@ class Meeting:
             with contextlib.suppress(RendezvousError):
                 await self._client.tell(event)
                 self._told = True
+
+    def told_failure(self) -> Failure | None:
+        """The first failure another node has told of that nobody has heard yet."""
+        while self._client is not None and not self._client.events.empty():
+            event = self._client.events.get_nowait()
+            if event.get("type") == "failed":
+                return Failure.from_event(event)
+        return None
 
     async def close(self) -> None:
         """Says goodbye and gives everything back."""

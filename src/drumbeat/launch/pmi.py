@@ -17,7 +17,7 @@ import ipaddress
 import logging
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from drumbeat.errors import DrumbeatError
 from drumbeat.launch.roster import Node
 
 Fence = Callable[[str, dict[str, str]], Awaitable[dict[str, str]]]
+OnMissing = Callable[[tuple[int, ...], tuple[int, ...], bool], None]
 
 # Another launcher's variables (Slurm, mpiexec) that would make MPICH look for
 # that launcher instead of ours. To be removed from a worker's environment.
@@ -68,6 +69,12 @@ class PmiServer:
         on_abort: Called with the rank, the exit code and a text when a rank
             calls MPI_Abort, and, with the lowest local rank, when a fence fails.
             The ranks concerned have lost their connection by then.
+        init_timeout_s: How long the first local rank in MPI_Init waits for the
+            other local ones.
+        on_missing: Called once, with the local ranks that wait in MPI_Init, those
+            that have not come to it, and whether these have ended already: then
+            at once, else when `init_timeout_s` has passed. MPI itself would wait
+            for ever.
     """
 
     def __init__(
@@ -79,6 +86,8 @@ class PmiServer:
         node_sizes: Sequence[int],
         fence: Fence,
         on_abort: Callable[[int, int, str], None],
+        init_timeout_s: float,
+        on_missing: OnMissing,
     ) -> None:
         assert sum(node_sizes) == world_size, "node_sizes must add up to world_size"  # noqa: S101
         self._name = name
@@ -86,6 +95,11 @@ class PmiServer:
         self._world_size = world_size
         self._fence = fence
         self._on_abort = on_abort
+        self._init_timeout_s = init_timeout_s
+        self._on_missing = on_missing
+        self._in_init: set[int] = set()
+        self._told_missing = False
+        self._patience: asyncio.TimerHandle | None = None
         self._values = {"PMI_process_mapping": process_mapping(node_sizes)}
         self._shared_memory = shared_memory_path(name, _node_index(node_sizes, self._ranks))
         self._puts: dict[str, str] = {}
@@ -123,6 +137,8 @@ class PmiServer:
 
         To be called when the processes have ended.
         """
+        if self._patience is not None:
+            self._patience.cancel()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -151,6 +167,7 @@ class PmiServer:
             writer.close()
             self._gone.add(rank)
             self._finish_barrier()
+            self._look_for_missing(self._gone)
 
     def _answer(self, rank: int, writer: asyncio.StreamWriter, line: str) -> bool:
         """Handles one request; False ends the connection."""
@@ -166,6 +183,8 @@ class PmiServer:
         if command == "barrier_in":
             self._enter_barrier(rank, writer)
             return True
+        if command == "init":
+            self._begin(rank)
         answer = self._reply(command, request)
         if answer is None:
             _log.warning("rank %d sent an unknown PMI request: %.200r", rank, line)
@@ -196,6 +215,20 @@ class PmiServer:
             case "finalize":
                 return "cmd=finalize_ack rc=0"
         return None
+
+    def _begin(self, rank: int) -> None:
+        self._in_init.add(rank)
+        if self._patience is None:
+            self._patience = asyncio.get_running_loop().call_later(
+                self._init_timeout_s, self._look_for_missing, self._ranks
+            )
+        self._look_for_missing(self._gone)
+
+    def _look_for_missing(self, among: Collection[int]) -> None:
+        missing = tuple(sorted(set(among) - self._in_init))
+        if self._in_init and missing and not self._told_missing:
+            self._told_missing = True
+            self._on_missing(tuple(sorted(self._in_init)), missing, self._gone.issuperset(missing))
 
     def _enter_barrier(self, rank: int, writer: asyncio.StreamWriter) -> None:
         self._entered[rank] = writer

@@ -7,11 +7,12 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from drumbeat.cluster.wording import listed
 from drumbeat.errors import RendezvousError
 from drumbeat.launch.failures import Failure, explanation
 from drumbeat.launch.meeting import Meeting
@@ -50,6 +51,7 @@ class Watch:
         self._failures: list[Failure] = []
         self._changed = asyncio.Event()
         self._aborts: dict[str, int] = {}
+        self._untold: list[Failure] = []
 
     def add(self, worker: Worker) -> None:
         """Watches one more worker."""
@@ -65,6 +67,36 @@ class Watch:
             text=f"It called MPI_Abort: {text}",
             consequence=True,
         )
+        self._record(failure)
+
+    def missing(self, waiting: Sequence[str], absent: Sequence[str], ended: bool) -> None:
+        """Notes that some workers wait in MPI_Init for others, which is in vain or too long.
+
+        Args:
+            waiting: Names of the workers that wait.
+            absent: Names of those that never came.
+            ended: The absent have ended; otherwise the deadline has passed.
+        """
+        timeout_s = self._settings.collective_timeout_s
+        why = (
+            "which ended without it"
+            if ended
+            else f"for {timeout_s:g} s; --collective-timeout allows more time"
+        )
+        failure = Failure(
+            name=listed(absent),
+            host=socket.gethostname(),
+            code=1,
+            text=(
+                f"{listed(waiting)} waited for {listed(absent)} at the strategy, {why}. Every "
+                "worker must make the strategy; look for code before it that depends on the rank, "
+                "or takes longer on some workers."
+            ),
+            # Where they ended because they failed, that is the cause.
+            consequence=ended,
+            how="never came to its strategy",
+        )
+        self._untold.append(failure)
         self._record(failure)
 
     async def run(self) -> list[Failure]:
@@ -86,6 +118,8 @@ class Watch:
         try:
             await asyncio.wait({done, changed}, return_when=asyncio.FIRST_COMPLETED)
             await self._wait_for_cause()
+            for failure in self._untold:
+                await self._meeting.tell(failure.to_event())
             if not self._failures:
                 done.result()
             return list(self._failures)
