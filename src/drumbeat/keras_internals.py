@@ -63,6 +63,18 @@ UNSCALE_LOSS = Touch(
     parameters=("value",),
     why="undoes scale_loss_for_distribution for the loss that is shown",
 )
+REDUCE_VALUES = Touch(
+    module="keras.src.losses.loss",
+    name="reduce_values",
+    parameters=("values", "sample_weight", "reduction"),
+    why="a mean by sample weight divides by the weight of the global batch",
+)
+APPLY_MASK = Touch(
+    module="keras.src.losses.loss",
+    name="apply_mask",
+    parameters=("sample_weight", "mask", "dtype", "reduction"),
+    why="a masked mean divides by how many entries pass in the global batch",
+)
 OPTIMIZER_APPLY = Touch(
     module="keras.src.optimizers.base_optimizer",
     name="BaseOptimizer.apply",

@@ -446,6 +446,70 @@ def embedding_sparse_gradients():
     return outcome(model, model.fit(ids, y, batch_size=30, epochs=3, verbose=0))
 
 
+# Means of the global batch that a worker alone can't take -----------------------------
+
+
+@scenario
+def masked_sequence_loss():
+    # The mask passes more entries on one worker than on another.
+    ids = np.random.default_rng(0).integers(0, 10, (70, 7))
+    ids[:20, 2:] = 0
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.layers.Embedding(10, 4, mask_zero=True),
+                keras.layers.GRU(5, return_sequences=True),
+                keras.layers.Dense(10),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.5),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            weighted_metrics=["accuracy"],
+        )
+    return outcome(model, model.fit(ids, ids, epochs=3, batch_size=30, shuffle=False, verbose=0))
+
+
+def _with_loss(loss):
+    x, y = data(130)
+    weights = np.random.default_rng(2).uniform(0, 2, len(x)).astype("float32")
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile(keras.optimizers.SGD(0.01), loss=loss, weighted_metrics=["accuracy"])
+    given = {} if loss is one_number else {"sample_weight": weights}
+    history = model.fit(x, y, batch_size=32, epochs=2, verbose=0, **given)
+    scores = model.evaluate(x, y, batch_size=32, verbose=0, **given)
+    return outcome(model, history, scores=np.array(scores))
+
+
+def one_number(y, scores):
+    return tf.reduce_mean(tf.square(tf.one_hot(tf.cast(y, tf.int32), 3) - scores))
+
+
+@scenario
+def loss_that_is_one_number():
+    return _with_loss(one_number)
+
+
+def _reduction(name):
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=name)
+
+
+@scenario
+def loss_is_a_sum():
+    return _with_loss(_reduction("sum"))
+
+
+@scenario
+def loss_is_a_mean_by_sample_weight():
+    return _with_loss(_reduction("mean_with_sample_weight"))
+
+
+@scenario
+def loss_is_not_reduced():
+    return _with_loss(_reduction("none"))
+
+
 # Layers with state --------------------------------------------------------------
 
 
@@ -745,6 +809,8 @@ def everyone_saves_to_one_path():
         model.export(str(folder / "exported"), verbose=False)
         loaded.append(keras.models.load_model(folder / "model.keras").predict(x[:3], verbose=0))
         model.load_weights(folder / "model.weights.h5")
+    # A folder can't be replaced in one go: read it when nobody writes it any more.
+    strategy.extended.communicator.barrier()
     exported = tf.saved_model.load(str(folder / "exported"))
     served = exported.serve(x[:3])
     strategy.extended.communicator.barrier()

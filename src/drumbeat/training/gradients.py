@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
+from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.training import current
 
 _reduced = threading.local()
@@ -18,6 +19,8 @@ def integrate() -> None:
     """Put the weights into Keras's losses and the sum over workers before its optimizers."""
     touch.wrap(touch.SCALE_LOSS, _scale)
     touch.wrap(touch.UNSCALE_LOSS, _unscale)
+    touch.wrap(touch.REDUCE_VALUES, _reduce_values)
+    touch.wrap(touch.APPLY_MASK, _apply_mask)
     touch.wrap(touch.OPTIMIZER_APPLY, _apply)
     touch.wrap(touch.LOSS_SCALE_APPLY, _apply)
     touch.wrap(touch.OPTIMIZER_ALL_REDUCE, _all_reduce)
@@ -39,10 +42,55 @@ def _unscale(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = current.in_replica()
         if strategy is None:
             return original(value)
+        if value.shape.rank != 0:
+            return value  # Losses of single rows (reduction "none") haven't been scaled.
         # Without rows the loss is 0 and so is its weight in the metric.
         return tf.math.divide_no_nan(value, strategy.extended.loss_fraction(value.dtype))
 
     return unscale_loss_for_distribution
+
+
+_MEANS = ("sum_over_batch_size", "mean")
+
+
+def _reduce_values(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_values(
+        values: Any, sample_weight: Any = None, reduction: Any = "sum_over_batch_size"
+    ) -> Any:
+        strategy = current.in_replica()
+        if strategy is None:
+            return original(values, sample_weight, reduction)
+        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+            weight = _total(tf.reduce_sum(tf.cast(sample_weight, values.dtype)), strategy)
+            return tf.math.divide_no_nan(tf.reduce_sum(values), weight)
+        loss = original(values, sample_weight, reduction)
+        if values.shape.rank == 0 and reduction in (*_MEANS, "mean_with_sample_weight"):
+            # A loss function that has taken the mean over its rows itself.
+            return loss * strategy.extended.loss_fraction(loss.dtype)
+        return loss
+
+    return reduce_values
+
+
+def _apply_mask(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+        strategy = current.in_replica()
+        if strategy is None or mask is None or reduction not in _MEANS:
+            return original(sample_weight, mask, dtype, reduction)
+        # Keras weights what the mask lets pass so that the mean over all entries is the
+        # mean over those. How many pass is a number of the global batch.
+        mask = tf.cast(mask, dtype)
+        passing = _total(tf.reduce_sum(mask), strategy)
+        here = tf.size(mask, out_type=tf.int64)
+        whole = tf.math.divide_no_nan(tf.cast(here, dtype), strategy.extended.loss_fraction(dtype))
+        return original(sample_weight, mask, dtype, "sum") * tf.math.divide_no_nan(whole, passing)
+
+    return apply_mask
+
+
+def _total(value: Any, strategy: DataParallelStrategy) -> Any:
+    """`value` summed over the workers that have rows."""
+    return strategy.extended.reduce_gradients([value])[0]
 
 
 def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
