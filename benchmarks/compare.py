@@ -11,6 +11,7 @@ measured, and a run that they disturb is done again as long as there is time.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,18 +38,8 @@ RUN_TIMEOUT_S = 300
 # Cores that other processes may use during a run that counts.
 QUIET_CORES = 0.15
 CNN = ("--ways", "dataset", "numpy", "--steps", "150")
-DENSE = (
-    "--model",
-    "dense",
-    "--batch-size",
-    "64",
-    "--batches",
-    "15",
-    "--warmup",
-    "2",
-    "--steps",
-    "12",
-)
+DENSE = ("--model", "dense", "--batch-size", "64", "--batches", "15")
+DENSE += ("--warmup", "2", "--steps", "12")
 TUNED = {"TF_ENABLE_ONEDNN_OPTS": "1", "TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -105,9 +96,6 @@ RATIOS = (
 STOCK = Case(name="Keras 3 under TensorFlow's strategy", arguments=(), launcher="hand")
 
 
-# The machine ----------------------------------------------------------------
-
-
 def busy_cpu_s() -> float:
     """CPU seconds that all processes have used since boot, and that the host kept from us."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
@@ -142,18 +130,13 @@ def wait_for_quiet(deadline: float) -> None:
             return
 
 
-# Running --------------------------------------------------------------------
-
-
 def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
@@ -200,76 +183,84 @@ def finish(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     When one has failed, the others get 20 s: TensorFlow's strategy may leave them waiting.
     """
     deadline = time.monotonic() + RUN_TIMEOUT_S
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        if any(process.returncode for process in processes):
-            deadline = min(deadline, time.monotonic() + 20)
-        time.sleep(0.1)
-    codes = [process.poll() for process in processes]
-    for process in processes:
+    try:
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            if any(process.returncode for process in processes):
+                deadline = min(deadline, time.monotonic() + 20)
+            time.sleep(0.1)
+        return [process.poll() for process in processes]
+    finally:  # after Ctrl-C, too
+        for process in processes:
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and its session, if it still runs."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
+            os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    return codes
 
 
 def run(case: Case) -> dict[str, Any]:
-    """Runs a case once; returns what the chief measured, and how others disturbed it."""
+    """Runs a case once; returns what the chief measured, and how others disturbed it.
+
+    A run that failed has "failed" with the exit codes and the end of the chief's log.
+    """
     with tempfile.TemporaryDirectory(prefix="drumbeat-bench-") as name:
         folder = Path(name)
         others = Others()
         codes = finish(start(case, folder))
-        if any(codes):
+        result: dict[str, Any]
+        if any(code != 0 for code in codes):
             log = (folder / "worker-0.log").read_text(errors="replace")
-            sys.exit(f"{case.name} failed with exit codes {codes}:\n{log[-3000:]}")
-        result = json.loads((folder / "result.json").read_text())
+            result = {"failed": {"exit_codes": codes, "log": log[-3000:]}}
+        else:
+            result = json.loads((folder / "result.json").read_text())
     return {"case": case.name, "others_cores": round(others.cores(), 3), **result}
 
 
 def run_stock() -> dict[str, Any]:
     """Exit codes and error of Keras 3's `fit` under TensorFlow's own strategy."""
-    with tempfile.TemporaryDirectory(prefix="drumbeat-bench-") as name:
-        folder = Path(name)
-        codes = finish(start(STOCK, folder))
-        log = (folder / "worker-0.log").read_text(errors="replace")
-    errors = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception)\b.*", log, re.MULTILINE)
-    return {"exit_codes": codes, "error": errors[-1][:300] if errors else ""}
+    failed = run(STOCK).get("failed", {"exit_codes": [0, 0], "log": ""})
+    errors = re.findall(r"^(?:\w+\.)*\w*(?:Error|Exception)\b.*", failed["log"], re.MULTILINE)
+    return {"exit_codes": failed["exit_codes"], "error": errors[-1] if errors else ""}
 
 
-def measure(cases: Iterable[Case], rounds: int, deadline: float) -> list[dict[str, Any]]:
+def measure(cases: Iterable[Case], rounds: int, deadline: float) -> Iterator[dict[str, Any]]:
     """Runs all cases `rounds` times in turns, every other round in reverse order.
 
-    A disturbed run is repeated until it isn't or the deadline has passed; all but
-    the least disturbed one of a case and round are dropped.
+    A run that was disturbed or failed is repeated until it isn't or the deadline has
+    passed; all but the least disturbed one of a case and round are dropped.
     """
-    kept = []
     for number in range(rounds):
-        order = list(cases)[:: -1 if number % 2 else 1]
-        for case in order:
+        for case in list(cases)[:: -1 if number % 2 else 1]:
             tries = []
-            while not tries or (
-                tries[-1]["others_cores"] > QUIET_CORES and time.monotonic() < deadline
-            ):
+            while not tries or (not _is_good(tries[-1]) and time.monotonic() < deadline):
                 wait_for_quiet(deadline)
                 tries.append({"round": number, **run(case)})
                 print(_line(tries[-1]), file=sys.stderr, flush=True)
-            kept.append(min(tries, key=lambda one: one["others_cores"]) | {"tries": len(tries)})
-    return kept
+            yield min(tries, key=_disturbance) | {"tries": len(tries)}
+
+
+def _is_good(one: Mapping[str, Any]) -> bool:
+    return "failed" not in one and one["others_cores"] <= QUIET_CORES
+
+
+def _disturbance(one: Mapping[str, Any]) -> tuple[bool, float]:
+    return "failed" in one, one["others_cores"]
 
 
 def _line(one: Mapping[str, Any]) -> str:
     times = ", ".join(f"{way} {one[way]['median_ms']:.2f} ms" for way in _ways(one))
+    if "failed" in one:
+        times = f"failed with exit codes {one['failed']['exit_codes']}\n{one['failed']['log']}"
     return f"round {one['round']}, {one['case']}: {times}; others {one['others_cores']:.2f} cores"
 
 
 def _ways(one: Mapping[str, Any]) -> list[str]:
     return [way for way in ("dataset", "numpy") if way in one]
-
-
-# What comes out --------------------------------------------------------------
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -284,6 +275,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 def summarize(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Step times by case and input, and ratios taken within each round."""
+    good = [one for one in runs if "failed" not in one]
     found: dict[tuple[str, str], dict[int, float]] = {}
     for one in runs:
         for way in _ways(one):
@@ -304,13 +296,13 @@ def summarize(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ],
         "ratios": ratios,
         "loss": {
-            case.name: spread([one["dataset"]["loss"] for one in runs if one["case"] == case.name])
-            for case in CASES
-            if any(one["case"] == case.name for one in runs)
+            case: spread([one["dataset"]["loss"] for one in good if one["case"] == case])
+            for case in dict.fromkeys(one["case"] for one in good)
         },
         "others_cores": spread([one["others_cores"] for one in runs]),
         "disturbed_runs": sum(one["others_cores"] > QUIET_CORES for one in runs),
         "runs": len(runs),
+        "failed_runs": len(runs) - len(good),
     }
 
 
@@ -349,21 +341,17 @@ def table(summary: Mapping[str, Any]) -> str:
 
 def make_peer() -> None:
     """An environment with our TensorFlow and the tf_keras that belongs to it."""
-    if (PEER / "bin" / "python").exists() and _pip("show", "tf_keras", check=False) == 0:
+    complete = PEER / "complete"
+    if complete.exists():
         return
     print(f"Installing TensorFlow and tf_keras into {PEER.relative_to(ROOT)}", file=sys.stderr)
-    subprocess.run([sys.executable, "-m", "venv", "--clear", str(PEER)], check=True)
     release = importlib.metadata.version("tensorflow")
-    same = [f"{name}=={importlib.metadata.version(name)}" for name in ("keras", "numpy")]
-    series = ".".join(release.split(".")[:2])
-    _pip("install", f"tensorflow=={release}", f"tf_keras=={series}.*", *same)
-
-
-def _pip(*arguments: str, check: bool = True) -> int:
-    command = [str(PEER / "bin" / "python"), "-m", "pip", "--quiet", "--quiet"]
-    command += ["--disable-pip-version-check", *arguments]
-    output = None if check else subprocess.DEVNULL
-    return subprocess.run(command, check=check, stdout=output, stderr=output).returncode
+    packages = [f"tensorflow=={release}", f"tf_keras=={release.rpartition('.')[0]}.*"]
+    packages += [f"{name}=={importlib.metadata.version(name)}" for name in ("keras", "numpy")]
+    pip = [str(PEER / "bin" / "python"), "-m", "pip", "-qq", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(PEER)], check=True)
+    subprocess.run([*pip, "install", *packages], check=True)
+    complete.touch()
 
 
 def main() -> None:
@@ -381,7 +369,12 @@ def main() -> None:
     stock = run_stock()
     print(f"{STOCK.name}: exit codes {stock['exit_codes']}, {stock['error']}", file=sys.stderr)
     cases = [case for case in CASES if case.name.startswith(options.only)]
-    runs = measure(cases, options.rounds, time.monotonic() + options.patience)
+    runs: list[dict[str, Any]] = []
+    with contextlib.suppress(KeyboardInterrupt):  # the table of what there is
+        for one in measure(cases, options.rounds, time.monotonic() + options.patience):
+            runs.append(one)
+    if not runs:
+        sys.exit("Stopped before the first run had ended.")
     summary = summarize(runs)
     report = {"machine": machine(), "stock_keras_3": stock, "summary": summary, "runs": runs}
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -389,7 +382,8 @@ def main() -> None:
     print(table(summary))
     print(
         f"\n{summary['disturbed_runs']} of {summary['runs']} runs had others on more than "
-        f"{QUIET_CORES:g} cores (up to {summary['others_cores']['max']:.2f}). "
+        f"{QUIET_CORES:g} cores (up to {summary['others_cores']['max']:.2f}), "
+        f"{summary['failed_runs']} failed. "
         f"All figures: {options.out}"
     )
 

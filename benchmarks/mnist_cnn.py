@@ -107,7 +107,12 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=("dataset", "numpy"), default=["dataset"])
     parser.add_argument("--batch-size", type=int, default=512, help="global")
     parser.add_argument("--batches", type=int, default=40, help="in an epoch")
-    parser.add_argument("--warmup", type=int, default=20, help="steps not measured")
+    parser.add_argument(
+        "--warmup",
+        type=int,
+        default=20,
+        help="steps not measured; the first of each epoch is not either",
+    )
     parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
 
