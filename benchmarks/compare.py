@@ -215,7 +215,7 @@ def run(case: Case) -> dict[str, Any]:
         result: dict[str, Any]
         if any(code != 0 for code in codes):
             log = (folder / "worker-0.log").read_text(errors="replace")
-            result = {"failed": {"exit_codes": codes, "log": log[-3000:]}}
+            result = {"failed": {"exit_codes": codes, "log": log[-20000:]}}
         else:
             result = json.loads((folder / "result.json").read_text())
     return {"case": case.name, "others_cores": round(others.cores(), 3), **result}
@@ -255,7 +255,8 @@ def _disturbance(one: Mapping[str, Any]) -> tuple[bool, float]:
 def _line(one: Mapping[str, Any]) -> str:
     times = ", ".join(f"{way} {one[way]['median_ms']:.2f} ms" for way in _ways(one))
     if "failed" in one:
-        times = f"failed with exit codes {one['failed']['exit_codes']}\n{one['failed']['log']}"
+        failed = one["failed"]
+        times = f"failed with exit codes {failed['exit_codes']}\n{failed['log'][-2000:]}"
     return f"round {one['round']}, {one['case']}: {times}; others {one['others_cores']:.2f} cores"
 
 
