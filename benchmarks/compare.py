@@ -370,6 +370,7 @@ def main() -> None:
     stock = run_stock()
     print(f"{STOCK.name}: exit codes {stock['exit_codes']}, {stock['error']}", file=sys.stderr)
     cases = [case for case in CASES if case.name.startswith(options.only)]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     runs: list[dict[str, Any]] = []
     with contextlib.suppress(KeyboardInterrupt):  # the table of what there is
         for one in measure(cases, options.rounds, time.monotonic() + options.patience):
