@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -108,8 +104,37 @@ def test_a_lost_node_ends_the_job(pair, lost):
     pairs[lost].process.kill()
     result = pairs[1 - lost].end(20)
     assert result.code == 1
-    assert "ost" in result.report  # "lost contact", or the rendezvous was lost
+    assert result.report.startswith(f"node {lost} on ")
+    assert "Lost contact with it" in result.report
     assert pairs[lost].alive_after(3) == pairs[1 - lost].alive_after(0.5) == []
+
+
+def test_a_node_whose_ranks_never_start_mpi_is_named(pair):
+    text = """
+        import os, sys, time
+        if os.environ["DRUMBEAT_RANK"] == "1":
+            time.sleep(1000)
+        from mpi4py import MPI
+    """
+    for job in pair.both(text, options=("--collectives", "mpi", "--collective-timeout", "1.5")):
+        result = job.end(15)
+        assert result.code == 1
+        assert result.report.startswith("node 0 on ")
+        assert "after 1.5 s node 1 (127.0.0.1) had not arrived" in result.report
+        assert "Fatal Python error" not in result.out
+        assert job.alive_after(0.5) == []
+
+
+def test_the_cause_of_a_failed_start_is_told(pair):
+    (pair.jobs.folder / "broken.py").write_text("raise ImportError('no such wheel')\n")
+    script = pair.jobs.script("print('ran')")
+    first = pair.start(0, script)
+    second = pair.start(1, script, preload="broken")
+    for job in (first, second):
+        result = job.end(15)
+        assert result.code != 0
+        assert result.report.endswith("ImportError: no such wheel")
+        assert "ran" not in result.out
 
 
 def test_a_node_that_never_comes_is_named(pair):
@@ -157,34 +182,6 @@ def test_a_platforms_tf_config_is_enough(pair):
     # The agents meet at the chief's own port, so the chief has another one.
     assert seen["cluster"]["chief"] != cluster["chief"]
     assert seen["cluster"]["chief"][0].startswith("127.0.0.1:")
-
-
-@pytest.fixture
-def namespaces() -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
-    """Two network namespaces with one cable between them: (name, address) of each."""
-    mark = f"{os.getpid() % 100000}"
-    names = [f"db{mark}{side}" for side in "ab"]
-    addresses = ["10.203.0.1", "10.203.0.2"]
-    commands = [f"ip netns add {name}" for name in names]
-    commands.append(f"ip link add v0 netns {names[0]} type veth peer name v0 netns {names[1]}")
-    for name, address in zip(names, addresses, strict=True):
-        commands += [
-            f"ip -n {name} addr add {address}/24 dev v0",
-            f"ip -n {name} link set v0 up",
-            f"ip -n {name} link set lo up",
-        ]
-    try:
-        for command in commands:
-            made = subprocess.run(command.split(), capture_output=True, text=True, timeout=20)
-            if made.returncode != 0:
-                pytest.skip(f"no network namespaces here: {command}: {made.stderr.strip()}")
-        yield (names[0], addresses[0]), (names[1], addresses[1])
-    except FileNotFoundError:
-        pytest.skip("no network namespaces here: iproute2 is not installed")
-    finally:
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20)
 
 
 @pytest.mark.netns

@@ -57,6 +57,10 @@ async def no_others(name: str, values: dict[str, str]) -> dict[str, str]:
     return values
 
 
+def not_broken(reason: str) -> None:
+    raise AssertionError(reason)
+
+
 def nobody_missing(waiting: tuple[int, ...], missing: tuple[int, ...], ended: bool) -> None:
     raise AssertionError(f"{missing} missed, ended: {ended}")
 
@@ -106,6 +110,7 @@ def one_node(size: int, aborts: Aborts | None = None, **options: Any) -> PmiServ
         "node_sizes": [size],
         "fence": no_others,
         "on_abort": Aborts() if aborts is None else aborts,
+        "on_broken": not_broken,
         "init_timeout_s": 60,
         "on_missing": nobody_missing,
     }
@@ -180,6 +185,7 @@ def pmi_of(client: Client, node_rank: int, aborts: Aborts) -> PmiServer:
         node_sizes=sizes,
         fence=lambda name, values: client.fence(name, values, 20, among=among),
         on_abort=aborts,
+        on_broken=not_broken,
         init_timeout_s=60,
         on_missing=nobody_missing,
     )
@@ -401,21 +407,30 @@ def test_abort_is_reported():
     assert [(rank, code) for rank, code, _ in asyncio.run(run())] == [(1, 7)]
 
 
-def test_failed_fence_ends_the_ranks():
+def test_a_failed_fence_is_told():
     async def fence(name: str, values: dict[str, str]) -> dict[str, str]:
+        told.set_result(name)
         raise RendezvousError("node 1 (10.0.0.7) was lost")
 
-    async def run() -> tuple[Aborts, tuple[int, str, str]]:
-        aborts = Aborts()
-        pmi = one_node(1, aborts, world_size=2, node_sizes=[1, 1], fence=fence)
-        result = await finish(start(pmi, 0, 2, ALLREDUCE), 8)
-        await pmi.close()
-        return aborts, result
+    async def run() -> None:
+        nonlocal told
+        told = asyncio.get_running_loop().create_future()
+        reasons: list[str] = []
+        options = {"world_size": 2, "node_sizes": [1, 1], "fence": fence}
+        pmi = one_node(1, on_broken=reasons.append, **options)
+        rank = start(pmi, 0, 2, ALLREDUCE)
+        try:
+            assert "pmi:" in await asyncio.wait_for(told, 8)
+            await asyncio.sleep(0.1)
+            assert reasons == ["node 1 (10.0.0.7) was lost"]
+            assert rank.poll() is None
+        finally:
+            rank.kill()
+            rank.communicate()
+            await pmi.close()
 
-    aborts, (code, _, err) = asyncio.run(run())
-    assert aborts == [(0, 1, "node 1 (10.0.0.7) was lost")]
-    assert code != 0
-    assert "killed" not in err
+    told: asyncio.Future[str]
+    asyncio.run(run())
 
 
 def test_fork_of_a_process_with_a_used_interpreter():

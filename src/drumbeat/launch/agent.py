@@ -238,6 +238,10 @@ class Agent:
             assert self._watch is not None  # noqa: S101
             self._watch.aborted(names.get(rank, f"rank {rank}"), code, text)
 
+        def on_broken(text: str) -> None:
+            assert self._watch is not None  # noqa: S101
+            self._watch.cut_off(text)
+
         def on_missing(waiting: tuple[int, ...], absent: tuple[int, ...], ended: bool) -> None:
             assert self._watch is not None  # noqa: S101
             here, there = ([names[rank] for rank in ranks] for ranks in (waiting, absent))
@@ -250,6 +254,7 @@ class Agent:
             node_sizes=sync_sizes(settings, client.roster),
             fence=fence,
             on_abort=on_abort,
+            on_broken=on_broken,
             init_timeout_s=settings.collective_timeout_s,
             on_missing=on_missing,
         )

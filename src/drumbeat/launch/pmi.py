@@ -67,8 +67,10 @@ class PmiServer:
             of several nodes there are puts; MPI_Finalize passes an empty dict and
             may rightly wait for as long as another rank still trains.
         on_abort: Called with the rank, the exit code and a text when a rank
-            calls MPI_Abort, and, with the lowest local rank, when a fence fails.
-            The ranks concerned have lost their connection by then.
+            calls MPI_Abort; the rank has lost its connection by then.
+        on_broken: Called with the reason when a fence fails. The local ranks wait
+            for it in vain and must be ended: if they lost their connection, MPI
+            would crash.
         init_timeout_s: How long the first local rank in MPI_Init waits for the
             other local ones.
         on_missing: Called once, with the local ranks that wait in MPI_Init, those
@@ -86,6 +88,7 @@ class PmiServer:
         node_sizes: Sequence[int],
         fence: Fence,
         on_abort: Callable[[int, int, str], None],
+        on_broken: Callable[[str], None],
         init_timeout_s: float,
         on_missing: OnMissing,
     ) -> None:
@@ -95,6 +98,7 @@ class PmiServer:
         self._world_size = world_size
         self._fence = fence
         self._on_abort = on_abort
+        self._on_broken = on_broken
         self._init_timeout_s = init_timeout_s
         self._on_missing = on_missing
         self._in_init: set[int] = set()
@@ -254,9 +258,7 @@ class PmiServer:
         try:
             self._values.update(await self._fence(name, puts))
         except (DrumbeatError, OSError) as error:
-            for writer in writers:
-                writer.transport.abort()
-            self._on_abort(min(self._ranks), 1, str(error))
+            self._on_broken(str(error))
             return
         for writer in writers:
             if not writer.is_closing():

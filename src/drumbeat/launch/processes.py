@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from drumbeat.launch.parent import BOOTSTRAP, WorkerRequest, encode, start_messa
 
 _STOP = encode({"stop": True})
 _LOG_TAIL_BYTES = 16 * 1024
+# What TensorFlow says at every start: the oneDNN and CUDA remarks.
+_LIBRARY_NOTES = re.compile(r"^(I\d{4} .*|WARNING: All log messages before absl::.*)(\n|\Z)", re.M)
 _STOP_TIMEOUT_S = 2.0
 _SEND_TIMEOUT_S = 30.0
 
@@ -162,7 +165,8 @@ class ParentProcess:
         self.signal_workers(signal.SIGKILL)
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the kernel
+                self._process.wait(_STOP_TIMEOUT_S)
         if self._reading is not None:
             self._reading.cancel()
         self._connection.close()
@@ -215,6 +219,7 @@ class ParentProcess:
                 text = file.read().decode("utf-8", "backslashreplace").strip()
         except OSError:
             return ""
+        text = _LIBRARY_NOTES.sub("", text).strip()
         return f"\nIt printed:\n{text}" if text else ""
 
 

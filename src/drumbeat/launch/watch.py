@@ -27,6 +27,10 @@ _LAST_OUTPUT_S = 0.3
 # How long workers may go on after the chief where a platform has ps tasks: in synchronous
 # training they end by themselves, as servers of a coordinator they never do.
 _LINGER_S = 5.0
+_EVERY_WORKER = (
+    "Every worker must make the strategy; look for code before it that depends on the rank, or "
+    "takes longer on some workers."
+)
 _END_FENCE = "end of the job"
 
 
@@ -88,13 +92,25 @@ class Watch:
             host=socket.gethostname(),
             code=1,
             text=(
-                f"{listed(waiting)} waited for {listed(absent)} at the strategy, {why}. Every "
-                "worker must make the strategy; look for code before it that depends on the rank, "
-                "or takes longer on some workers."
+                f"{listed(waiting)} waited for {listed(absent)} at the strategy, {why}. "
+                f"{_EVERY_WORKER}"
             ),
             # Where they ended because they failed, that is the cause.
             consequence=ended,
             how="never came to its strategy",
+        )
+        self._untold.append(failure)
+        self._record(failure)
+
+    def cut_off(self, text: str) -> None:
+        """Notes that MPI's ranks here could not meet those of other nodes."""
+        failure = Failure(
+            name=f"node {self._settings.node_rank}",
+            host=socket.gethostname(),
+            code=1,
+            text=f"{text} {_EVERY_WORKER}",
+            consequence=True,
+            how="could not meet the other nodes in MPI",
         )
         self._untold.append(failure)
         self._record(failure)
@@ -117,9 +133,9 @@ class Watch:
         tasks: list[asyncio.Future[Any]] = [*ends.values(), events, done, changed]
         try:
             await asyncio.wait({done, changed}, return_when=asyncio.FIRST_COMPLETED)
-            await self._wait_for_cause()
             for failure in self._untold:
                 await self._meeting.tell(failure.to_event())
+            await self._wait_for_cause()
             if not self._failures:
                 done.result()
             return list(self._failures)
@@ -195,8 +211,11 @@ class Watch:
                 case "node_left":
                     self._record(self._node_failure(event, "It left the job.", consequence=True))
                 case "rendezvous_lost" | "rendezvous_closed":
-                    text = f"Lost contact with the other nodes: {reason}."
-                    self._record(self._node_failure({}, text, consequence=True))
+                    # Whoever hosts the rendezvous is gone, or the way to it.
+                    host = self._meeting.client.roster[0]
+                    gone = {"node_rank": host.node_rank, "host": host.host}
+                    text = f"Lost contact with it, and so with all others: {reason}."
+                    self._record(self._node_failure(gone, text, consequence=True))
 
     def _node_failure(
         self, event: dict[str, Any], text: str, *, consequence: bool = False
