@@ -348,9 +348,10 @@ def test_runs_at_the_same_time_have_their_own_folders(jobs):
 def test_on_a_terminal_the_chief_has_one_too_and_its_bar_stays_whole(jobs):
     script = jobs.script(
         """
-        import os, sys, time
+        import os, shutil, sys, time
         chief = os.environ["DRUMBEAT_RANK"] == "0"
         print("terminal", sys.stdout.isatty(), flush=True)
+        print("columns", shutil.get_terminal_size().columns, flush=True)
         for i in range(1, 5):
             if chief:
                 sys.stdout.write(f"\\r{i}/4 ━━━")
@@ -365,6 +366,7 @@ def test_on_a_terminal_the_chief_has_one_too_and_its_bar_stays_whole(jobs):
     screen = jobs.on_terminal(script, options=("-n", "2"))
     assert "terminal True" in screen
     assert "terminal False" in screen
+    assert screen.count("columns 69") == 2  # of 80, without the prefix
     erased = "\r\x1b[K"
     drawn = [part for part in screen.split(erased) if "/4 ━━━" in part]
     assert len(drawn) >= 4

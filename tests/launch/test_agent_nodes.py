@@ -106,6 +106,7 @@ def test_a_lost_node_ends_the_job(pair, lost):
     assert result.code == 1
     assert result.report.startswith(f"node {lost} on ")
     assert "Lost contact with it" in result.report
+    assert "\nnode" not in result.out.replace("\n\n", "")  # the agent's log has a prefix
     assert pairs[lost].alive_after(3) == pairs[1 - lost].alive_after(0.5) == []
 
 

@@ -76,6 +76,8 @@ def test_a_bar_that_is_redrawn_for_hours_takes_no_memory():
         ("2024/05 report", False),
         ("Epoch 3 was the best", False),
         ("loss 0.5", False),
+        ("┏━━━━━━━━━━━┳━━━━━━━━━┓", False),
+        ("┡━━━━━━━━━━━╇━━━━━━━━━┩", False),
         ("", False),
     ],
 )

@@ -19,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+_MACHINES = "On several machines"
+_SELDOM = "Seldom needed"
 # Optional, not `X | None`: typer evaluates these at run time, on Python 3.10 too.
 Number = Optional[int]  # noqa: UP045
 Text = Optional[str]  # noqa: UP045
@@ -54,46 +56,85 @@ def run(
         ),
     ],
     workers: Annotated[
-        Number, typer.Option("-n", "--workers", help="Workers on this machine (default 1).")
+        Number,
+        typer.Option("-n", "--workers", metavar="N", help="Workers on this machine (default 1)."),
     ] = None,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")
     ] = False,
     ps: Annotated[
         Number,
-        typer.Option("--ps", help="Parameter servers; then there is a chief beside the workers."),
+        typer.Option(
+            "--ps", metavar="N", help="Parameter servers; then there is a chief beside the workers."
+        ),
     ] = None,
     nodes: Annotated[
-        Number, typer.Option("--nodes", help="How many machines run this same command.")
+        Number,
+        typer.Option(
+            "--nodes",
+            metavar="N",
+            help="How many machines run this same command.",
+            rich_help_panel=_MACHINES,
+        ),
     ] = None,
     node_rank: Annotated[
-        Number, typer.Option("--node-rank", help="Which of them this is, from 0.")
+        Number,
+        typer.Option(
+            "--node-rank",
+            metavar="N",
+            help="Which of them this is, from 0.",
+            rich_help_panel=_MACHINES,
+        ),
     ] = None,
     rendezvous: Annotated[
         Text,
-        typer.Option("--rendezvous", metavar="HOST:PORT", help="Where they meet: on machine 0."),
+        typer.Option(
+            "--rendezvous",
+            metavar="HOST:PORT",
+            help="Where they meet: on machine 0. DRUMBEAT_TOKEN must be the same on all.",
+            rich_help_panel=_MACHINES,
+        ),
     ] = None,
     run_dir: Annotated[
         Text,
-        typer.Option("--run-dir", help="Folder for logs (default runs/<script>-<time>/)."),
+        typer.Option(
+            "--run-dir", metavar="FOLDER", help="For logs (default runs/<script>-<time>/)."
+        ),
     ] = None,
     collectives: Annotated[
         str,
-        typer.Option("--collectives", metavar="auto|mpi|tensorflow", help="What carries the data."),
+        typer.Option(
+            "--collectives",
+            metavar="auto|mpi|tensorflow",
+            help="What carries the data.",
+            rich_help_panel=_SELDOM,
+        ),
     ] = "auto",
     keep_tf_strategies: Annotated[
         bool,
         typer.Option(
-            "--keep-tf-strategies", help="Leave tf.distribute.MultiWorkerMirroredStrategy alone."
+            "--keep-tf-strategies",
+            help="Leave TensorFlow's MultiWorkerMirroredStrategy alone.",
+            rich_help_panel=_SELDOM,
         ),
     ] = False,
     start_timeout: Annotated[
         float,
-        typer.Option("--start-timeout", help="Seconds for everything before the script starts."),
+        typer.Option(
+            "--start-timeout",
+            metavar="SECONDS",
+            help="For everything before the script starts.",
+            rich_help_panel=_SELDOM,
+        ),
     ] = settings.DEFAULT_START_TIMEOUT_S,
     collective_timeout: Annotated[
         float,
-        typer.Option("--collective-timeout", help="Seconds that workers wait for each other."),
+        typer.Option(
+            "--collective-timeout",
+            metavar="SECONDS",
+            help="How long workers wait for each other.",
+            rich_help_panel=_SELDOM,
+        ),
     ] = settings.DEFAULT_COLLECTIVE_TIMEOUT_S,
 ) -> None:
     """Run a script on several workers.

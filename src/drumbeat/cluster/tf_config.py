@@ -136,7 +136,7 @@ def read_cluster(value: object) -> Jobs:
     found: Jobs = {}
     for name, tasks in value.items():
         if name != "master" and name not in JOBS:
-            raise ConfigError(unknown_job("cluster has a job", str(name)) + " Rename the job.")
+            raise ConfigError(unknown_job("the job", str(name)) + " Rename the job.")
         job = "chief" if name == "master" else str(name)
         if job in found:
             raise ConfigError(

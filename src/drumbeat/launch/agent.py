@@ -285,7 +285,7 @@ class Agent:
             command=self._settings.command,
             is_module=self._settings.is_module,
             args=list(self._settings.args),
-            variables=dict(worker.variables),
+            variables={**self._console.variables(task.name), **worker.variables},
             folder=str(self._machine.folder),
             cpus=list(worker.cpus),
             failure_path=str(failure_path),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import struct
 import termios
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from drumbeat.launch.output import Screen
@@ -24,6 +25,19 @@ from drumbeat.launch.streams import (
 
 FLUSH_TIMEOUT_S = 2.0
 _OUTPUT_FLAGS, _WINDOW_ROWS = 1, 24
+
+
+class _Warnings(logging.Handler):
+    """Shows what the agent's own modules log, where stderr would break the screen."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, show: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._loop = loop
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._show, record.getMessage())
 
 
 class Console:
@@ -44,6 +58,7 @@ class Console:
         self._writer = Writer(on_problem=self._problem)
         self._streams: list[WorkerStream] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._warnings: _Warnings | None = None
         self._screen = Screen(color=self._color, live=self.live, chief="", width=self._width)
 
     def start(self, *, chief: str) -> None:
@@ -56,6 +71,8 @@ class Console:
         self._screen = Screen(color=self._color, live=self.live, chief=chief, width=self._width)
         self._chief = chief
         self._writer.start()
+        self._warnings = _Warnings(self._loop, self.note)
+        logging.getLogger("drumbeat").addHandler(self._warnings)
 
     def note(self, text: str) -> None:
         """Shows a message of drumbeat's own."""
@@ -75,6 +92,7 @@ class Console:
         Raises:
             OSError: No descriptor is left.
         """
+        self._screen.prefix(name)  # colours go by the order of workers, not of their output
         sink = FileSink(log)
         opened = [self._terminal_pair() if self.live and name == self._chief else os.pipe()]
         opened.append(os.pipe())
@@ -94,6 +112,12 @@ class Console:
         self._streams += streams
         return (streams[0], streams[1]), [write for _, write in opened]
 
+    def variables(self, name: str) -> dict[str, str]:
+        """What tells a worker without a terminal of its own how wide the screen is."""
+        if not self.live or name == self._chief:
+            return {}
+        return {"COLUMNS": str(self._columns(name))}
+
     async def drain(self, timeout_s: float) -> None:
         """Reads what the workers, ended by now, have left; then closes the streams."""
         await wait_closed(self._streams, timeout_s)
@@ -103,6 +127,8 @@ class Console:
 
     def close(self) -> None:
         """Writes everything that waits, for at most 2 s if nobody takes it."""
+        if self._warnings is not None:
+            logging.getLogger("drumbeat").removeHandler(self._warnings)
         self._writer.close(FLUSH_TIMEOUT_S)
 
     def _show(self, text: str) -> None:
@@ -110,6 +136,9 @@ class Console:
 
     def _width(self) -> int:
         return shutil.get_terminal_size().columns
+
+    def _columns(self, name: str) -> int:
+        return max(self._width() - len(f"[{name}] "), 20)
 
     def _problem(self, sink: Sink, error: OSError) -> None:
         """In the writer's thread: a file or the screen can't be written any more."""
@@ -125,8 +154,8 @@ class Console:
         attributes = termios.tcgetattr(write)
         attributes[_OUTPUT_FLAGS] &= ~termios.OPOST  # newlines stay newlines
         termios.tcsetattr(write, termios.TCSANOW, attributes)
-        columns = max(self._width() - len(f"[{self._chief}] "), 20)
-        fcntl.ioctl(write, termios.TIOCSWINSZ, struct.pack("HHHH", _WINDOW_ROWS, columns, 0, 0))
+        size = struct.pack("HHHH", _WINDOW_ROWS, self._columns(self._chief), 0, 0)
+        fcntl.ioctl(write, termios.TIOCSWINSZ, size)
         for fd in (read, write):
             os.set_inheritable(fd, False)
         return read, write

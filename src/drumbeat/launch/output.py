@@ -35,6 +35,8 @@ _OTHER_CONTROL = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-ln-z]|\x1b[@-Z\\-_]|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]"
 )
 _VISIBLE_OR_CODE = re.compile(r"(\x1b\[[0-9;]*m)|(.)", re.DOTALL)
+# What a heavy line of a table, such as the one of `model.summary()`, has and a bar does not.
+_TABLE = re.compile("[┏┳┓┣╋┫┗┻┛┡╇┩]")
 _PROGRESS_STARTS = frozenset("0123456789E\x1b")
 _PROGRESS = re.compile(
     r"^\s*(Epoch \d+(/\d+)?\s*$|\d+/(\d+|Unknown)(\s*$|\s+[━\[=>.]|\s+-\s|\s+\d+(s|ms|us)\b))"
@@ -56,8 +58,10 @@ class Line(NamedTuple):
     @property
     def is_progress(self) -> bool:
         """Whether it is (part of) a progress display rather than a message."""
-        if self.redrawn or "━" in self.text:
+        if self.redrawn:
             return True
+        if "━" in self.text:
+            return _TABLE.search(self.text) is None
         if self.text.lstrip()[:1] not in _PROGRESS_STARTS:
             return False  # nearly all lines; workers can write very many
         return _PROGRESS.match(_COLOR_CODE.sub("", self.text)) is not None
