@@ -499,3 +499,13 @@ def test_a_full_disk_does_not_end_the_training(jobs):
     assert result.code == 0
     assert result.out.count("No space left on device. The run goes on without it.") == 1
     assert "[worker 0] line 1999" in result.out
+
+
+@pytest.mark.parametrize("leader", ["chief", "worker"])
+@pytest.mark.parametrize("task", ["ps", "evaluator"])
+def test_a_platforms_other_tasks_run_the_script_once(jobs, leader, task):
+    cluster = {leader: ["127.0.0.1:2350"], "ps": ["127.0.0.1:2351"]}
+    config = {"cluster": cluster, "task": {"type": task, "index": 0}}
+    result = jobs.run("print('ran')", options=(), env={"TF_CONFIG": json.dumps(config)})
+    assert result.code == 0
+    assert f"[{task} 0] ran" in result.out

@@ -156,7 +156,9 @@ class Watch:
     async def _until_local_end(self, ends: Mapping[str, asyncio.Future[None]]) -> None:
         chief = ends.get("chief 0")
         platform = self._settings.platform
-        if self._settings.ps:
+        if self._settings.lone_task:
+            await asyncio.gather(*ends.values())
+        elif self._settings.ps:
             if chief is not None:
                 await chief
         elif platform is not None and {"chief", "ps"} <= platform.jobs.keys():
