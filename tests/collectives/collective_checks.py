@@ -510,7 +510,7 @@ def times_out(c: Communicator) -> None:
     if type(c).__name__ == "MpiCommunicator":
         said.append(f"for worker {last}, which never came")
     else:
-        said.append(f"for {c.size - 1} other worker(s)")
+        said.append("for worker 1" if c.size == 2 else "for workers ")
     run = tf.function(lambda: c.all_reduce([tf.ones([2])]))
     ends_in(c, CollectiveTimeout, run, *said, within_s=4)
 

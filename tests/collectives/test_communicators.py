@@ -143,3 +143,28 @@ def test_on_every_rank(run: Run, check: str) -> None:
 
 def test_no_check_is_left_out(run: Run) -> None:
     assert [list(report) for report in run.reports] == [list(CHECKS)] * run.size
+
+
+PORT_IN_USE = """
+import os
+import sys
+from drumbeat.cluster.spec import ClusterSpec
+from drumbeat.collectives.tensorflow import TensorFlowCommunicator
+from drumbeat.errors import ConfigError
+try:
+    TensorFlowCommunicator.connect(ClusterSpec.from_env(os.environ), timeout_s=5)
+except ConfigError as error:
+    print("refused:", error)
+"""
+
+
+def test_a_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        cluster = {"worker": [f"10.0.0.1:{port}", "10.0.0.2:2222"]}
+        config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+        output = finish([start([sys.executable, "-c", PORT_IN_USE], TF_CONFIG=config)])
+    assert (
+        f"refused: worker 0 can't serve its part of TensorFlow's collectives at 10.0.0.1:{port}"
+        in output
+    )

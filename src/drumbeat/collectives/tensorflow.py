@@ -11,7 +11,13 @@ import tensorflow as tf
 from drumbeat import tf_internals
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.collectives.bridge import Bridge
-from drumbeat.collectives.calls import TEXT_BYTES, Call, mismatch_message, text_from_bytes
+from drumbeat.collectives.calls import (
+    TEXT_BYTES,
+    Call,
+    mismatch_message,
+    text_from_bytes,
+    workers,
+)
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, ConfigError
 
@@ -49,7 +55,8 @@ class TensorFlowCommunicator(Communicator):
             timeout_s: Deadline of one collective, seconds.
 
         Raises:
-            ConfigError: TensorFlow is already initialised, or the task does not train.
+            ConfigError: TensorFlow is already initialised, the task does not train, or
+                its port is in use.
             CollectiveTimeout: The other workers did not come in time.
         """
         if cluster.task is None or cluster.task not in cluster.sync_tasks:
@@ -169,10 +176,12 @@ class TensorFlowCommunicator(Communicator):
             with tf.device("GPU:0" if on_gpu else "CPU:0"):
                 return run(**where)
         except tf.errors.DeadlineExceededError as error:
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            unsure = "" if len(others) == 1 else "; TensorFlow can't tell which of them is missing"
             raise CollectiveTimeout(
                 f"worker {self.rank} waited {self.timeout_s:g} s in {call} for "
-                f"{self.size - 1} other worker(s); TensorFlow can't tell which of them is "
-                "missing. Look into their logs, or allow more time."
+                f"{workers(others)}{unsure}. Look into the log of {workers(others)}, or allow more "
+                f"time (now {self.timeout_s:g} s)."
             ) from error
         except tf.errors.OpError as error:
             raise CollectiveError(
@@ -191,12 +200,20 @@ def _join(cluster: ClusterSpec, me: Task) -> None:
     jobs: dict[str, list[str]] = {}
     for task in cluster.sync_tasks:
         jobs.setdefault(task.type, []).append(cluster.address(task))
-    tf_internals.join_cluster(
-        jobs,
-        job=me.type,
-        index=me.index,
-        protocol=cluster.rpc_layer or "grpc",
-    )
+    try:
+        tf_internals.join_cluster(
+            jobs,
+            job=me.type,
+            index=me.index,
+            protocol=cluster.rpc_layer or "grpc",
+        )
+    except tf.errors.UnknownError as error:
+        port = cluster.address(me).rpartition(":")[2]
+        raise ConfigError(
+            f"{me} can't serve its part of TensorFlow's collectives at {cluster.address(me)}: "
+            f"{error.message}. TensorFlow listens at port {port} of all addresses of the machine; "
+            "expected that nothing else does. End the other process, or give the task another port."
+        ) from None
 
 
 # Graphs, as dozens of small operations take five times as long one by one. They
