@@ -129,3 +129,18 @@ def test_mistakes_in_the_environment(arguments):
 def test_run_names_are_safe(command, is_module, name):
     arguments = RunArguments(command=(command,), is_module=is_module)
     assert run_name(arguments, NOW) == f"{name}-20300102-030405"
+
+
+def test_options_after_the_script_are_pointed_out(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    for args, told in (((str(script), "-n", "2"), True), ((str(script), "--epochs", "2"), False)):
+        planned = plan_run(RunArguments(command=args), {}, cpus=2, now=NOW)
+        assert any("before the script" in note for note in planned.notes) is told
+    many = plan_run(RunArguments(command=(str(script), "-n", "2"), workers=2), {}, cpus=2, now=NOW)
+    assert not any("before the script" in note for note in many.notes)
+
+
+def test_a_file_is_no_module():
+    with pytest.raises(ConfigError, match="Leave out -m to run a file"):
+        plan_run(RunArguments(command=("train.py",), is_module=True), {}, cpus=2, now=NOW)

@@ -29,6 +29,7 @@ from drumbeat.launch.watch import Watch, Worker, signal_failure
 STOP_GRACE_S = 2.0
 FAILURE_GRACE_S = 1.0
 DRAIN_TIMEOUT_S = 0.5
+SLOW_START_S = 8.0  # After this long without a sign, say what is going on.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,9 +101,11 @@ class Agent:
         self._stopped = asyncio.Event()
         self._hurry = asyncio.Event()
         self._grace_s = STOP_GRACE_S
+        self._began_s = 0.0
 
     async def run(self) -> Outcome:
         """Runs the job to its end; nothing of it is left when this returns."""
+        self._began_s = time.monotonic()
         self._handle_signals()
         self._console.start(chief=self._shown_chief())
         for note in self._settings.notes:
@@ -172,6 +175,10 @@ class Agent:
         self._parent = ParentProcess.start(variables, self._preload, log)
         ready = asyncio.ensure_future(self._parent.ready(settings.start_timeout_s))
         met = asyncio.ensure_future(self._meet(count))
+        slow = asyncio.get_running_loop().call_later(
+            SLOW_START_S, self._console.note, "Loading TensorFlow takes its time on this machine…"
+        )
+        ready.add_done_callback(lambda _: slow.cancel())
         try:
             await asyncio.wait({ready, met}, return_when=asyncio.FIRST_EXCEPTION)
             for task in (ready, met):
@@ -209,7 +216,6 @@ class Agent:
         tasks = local_tasks(settings, roster, cluster)
         assert self._parent is not None  # noqa: S101
         self._watch = Watch(settings, self._parent, self._meeting)
-        started_s = time.monotonic()
         if collectives == "mpi" and not settings.lone_task:
             self._pmi = self._serve_mpi(tasks, cluster)
         self._meeting.release_ports()
@@ -220,7 +226,7 @@ class Agent:
         if failures:
             cause = root_cause(failures)
             return Outcome(code=cause.exit_code, heading=cause.heading, body=cause.text)
-        seconds = time.monotonic() - started_s
+        seconds = time.monotonic() - self._began_s
         summary = f"Finished in {seconds:.1f} s. Logs are in {self._run_dir}"
         return Outcome(code=0, summary=summary)
 

@@ -113,6 +113,9 @@ class _Place:
     notes: tuple[str, ...] = ()
 
 
+_OURS = {"-n", "--workers", "--nodes", "--node-rank"}
+
+
 def plan_run(
     arguments: RunArguments, env: Mapping[str, str], *, cpus: int, now: datetime
 ) -> RunSettings:
@@ -138,6 +141,11 @@ def plan_run(
     ps = arguments.ps or 0
     workers = 1 if arguments.workers is None else arguments.workers
     notes = [*place.notes]
+    if arguments.workers is None and not place.platform and _OURS & set(arguments.command[1:]):
+        notes.append(
+            "What follows the script belongs to it, also -n: this runs on one worker. Put drumbeat's "
+            f"options before the script: drumbeat run -n 2 {arguments.command[0]}"
+        )
     if place.lone_task:
         if workers > 1 or ps:
             raise ConfigError(
@@ -190,7 +198,7 @@ def check_command(arguments: RunArguments) -> None:
         raise ConfigError("What should run? Give a script: drumbeat run -n 2 train.py")
     name = arguments.command[0]
     if arguments.is_module:
-        if not all(part.isidentifier() for part in name.split(".")):
+        if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
             raise ConfigError(
                 f"-m {shown(name)} is not the name of a module; expected one such as "
                 "package.train. Leave out -m to run a file."
@@ -318,7 +326,7 @@ def _token(place: _Place, env: Mapping[str, str]) -> str:
     if not token:
         raise ConfigError(
             f"DRUMBEAT_TOKEN is not set. The agents of the {place.nodes} nodes prove to each other "
-            "with it that they belong to the same job. Make one and set it on every node: "
-            "export DRUMBEAT_TOKEN=$(python -c 'import secrets; print(secrets.token_hex(32))')"
+            "with it that they belong to the same job. Make one secret, for instance with "
+            "`openssl rand -hex 32`, and set DRUMBEAT_TOKEN to that same value on every node."
         )
     return token

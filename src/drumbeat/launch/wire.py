@@ -239,7 +239,7 @@ async def _read_frame(reader: asyncio.StreamReader, limit_bytes: int) -> bytes:
         if size_bytes > limit_bytes:
             raise WireError(
                 f"A frame starts with {header!r}, a length of {size_bytes} bytes; at most "
-                f"{limit_bytes} are accepted. The other end probably is not drumbeat."
+                f"{limit_bytes} are accepted. The other end probably is not drumbeat"
             )
         return await reader.readexactly(size_bytes)
     except asyncio.IncompleteReadError:
