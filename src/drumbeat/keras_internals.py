@@ -165,6 +165,12 @@ MEAN_UPDATE = Touch(
     parameters=("values", "sample_weight"),
     why="the mean loss of each output counts a worker's part of a batch by its rows",
 )
+METRIC_INIT = Touch(
+    module="keras.src.metrics.metric",
+    name="Metric.__init__",
+    parameters=("dtype", "name"),
+    why="a metric's result() outside of the strategy's run is that of all workers",
+)
 IS_DATASET = Touch(
     module="keras.src.trainers.data_adapters",
     name="is_tf_dataset",

@@ -69,6 +69,7 @@ def outcome(model, history=None, **more):
 # Ways to give data -------------------------------------------------------------
 
 
+# F1: keras#20585, every multi-worker fit and evaluate failed.
 @scenario
 def fit_numpy():
     # 330 rows in batches of 64: the last has 10. 9 epochs are 54 steps.
@@ -81,6 +82,7 @@ def fit_numpy():
     return outcome(model, history, scores=np.array(scores))
 
 
+# N1: each worker shuffled NumPy arrays by itself.
 @scenario
 def fit_numpy_shuffled():
     x, y = data()
@@ -219,6 +221,45 @@ def fit_strings():
 
 
 @scenario
+def pipelines_that_each_worker_writes_or_orders():
+    x, y = data(130)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).cache(str(OUT / f"cache-{SIZE}"))
+    # Order isn't promised: one worker may see another than several, which must agree.
+    dataset = dataset.map(lambda x, y: (x, y), num_parallel_calls=4, deterministic=False)
+    batches = strategy.experimental_distribute_dataset(dataset.batch(130))
+    own = np.concatenate([x.numpy() for x, _ in batches])
+    return {"rows": np.sort(strategy.gather(tf.constant(own), axis=0).numpy(), axis=0)}
+
+
+@scenario
+def sparse_rows_and_steps_beyond_the_end():
+    x, y = data(50)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,), sparse=True), keras.layers.Dense(3)])
+        model.compile("sgd", loss=_reduction("mean"), steps_per_execution=2)
+    rows = tf.sparse.from_dense(np.maximum(x, 0))
+    dataset = tf.data.Dataset.from_tensor_slices((rows, y)).filter(lambda x, y: True).batch(20)
+    return outcome(model, model.fit(dataset, epochs=2, steps_per_epoch=5, verbose=0))
+
+
+def errors_of_fit(dataset):
+    try:
+        dense_model().fit(dataset, epochs=2, verbose=0)
+    except Exception as error:
+        return np.array([type(error).__name__, str(error)[:60]])
+    return np.array([])
+
+
+@scenario
+def data_that_cannot_be_fitted():
+    x, y = data(50)
+    return {
+        "empty": errors_of_fit(pipeline(x, y).take(0)),
+        "per_size_unbatched": errors_of_fit(tf.data.Dataset.from_tensor_slices((x, y))),
+    }
+
+
+@scenario
 def fit_function_of_workers_own_rows():
     # Full-batch steps: whoever holds the rows, 103 of them make one step.
     x, y = data(103)
@@ -283,6 +324,7 @@ def number_lines(files):
     return dataset.map(lambda line: tf.strings.to_number(line, tf.int64)).batch(10)
 
 
+# D1: FILE sharding with fewer files than workers.
 @scenario
 def policies():
     results = {}
@@ -389,6 +431,11 @@ OPTIMIZERS = {
     "schedule": lambda: keras.optimizers.SGD(
         keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)
     ),
+    "accumulation_with_clipnorm": lambda: keras.optimizers.SGD(
+        0.1, clipnorm=0.05, gradient_accumulation_steps=3, use_ema=True
+    ),
+    "lamb": lambda: keras.optimizers.Lamb(0.01),
+    "muon": lambda: keras.optimizers.Muon(0.01),
     "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
 }
 for _name, _make in OPTIMIZERS.items():
@@ -561,9 +608,179 @@ def batch_norm_synchronized():
     return outcome(*_batch_norm(synchronized=True))
 
 
+# Models ------------------------------------------------------------------------------
+
+
+@scenario
+def subclassed_and_built_by_fit():
+    class Lazy(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden = keras.layers.Dense(8, activation="tanh")
+            self.scores = keras.layers.Dense(3)
+
+        def call(self, x):
+            hidden = self.hidden(x)
+            self.add_loss(0.1 * tf.reduce_mean(tf.square(hidden)))
+            return self.scores(hidden)
+
+    x, y = data(130)
+    with strategy.scope():
+        model = Lazy()
+    # Compiled outside of the scope, with an optimizer made there (tf.distribute refuses it).
+    model.compile(
+        keras.optimizers.Adam(0.01), _reduction("sum_over_batch_size"), metrics=["accuracy"]
+    )
+    # keras#20712: the backup refused a model that isn't built yet.
+    backup = keras.callbacks.BackupAndRestore(str(OUT / f"lazy-{SIZE}"))
+    history = model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0, callbacks=[backup])
+    scores = model.evaluate(x, y, batch_size=32, verbose=0)
+    return outcome(model, history, scores=np.array(scores))
+
+
+@scenario
+def frozen_recompiled_and_fitted_again():
+    x, y = data(130)
+    model = dense_model()
+    model.fit(x, y, batch_size=32, epochs=2, verbose=0)
+    model.layers[0].trainable = False
+    model.compile(keras.optimizers.Adam(0.01), _reduction("sum"), metrics=["accuracy"])
+    history = model.fit(
+        x,
+        y,
+        batch_size=32,
+        initial_epoch=2,
+        epochs=4,
+        verbose=0,
+        validation_data=pipeline(x, y, 20).repeat(),
+        validation_steps=3,
+        validation_freq=2,
+    )
+    predictions = model.predict(x, verbose=0)
+    return outcome(model, history, predictions=predictions)
+
+
+@scenario
+def text_vectorization_in_the_model():
+    sentences = np.array(["a b", "b c c", "c", "d a"])
+    x = sentences[np.random.default_rng(1).integers(0, 4, 101)]
+    y = (x == "c").astype("float32")
+    with strategy.scope():
+        vectorize = keras.layers.TextVectorization(output_sequence_length=3)
+        vectorize.adapt(x)
+        model = keras.Sequential(
+            [
+                keras.Input((), dtype="string"),
+                vectorize,
+                keras.layers.Embedding(10, 4, mask_zero=True),
+                keras.layers.LSTM(4),
+                keras.layers.Dense(1),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.5), loss="mse")
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(30)
+    return outcome(model, model.fit(dataset, epochs=2, verbose=0))
+
+
+@scenario
+def two_optimizers():
+    class Pair(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.maker, self.judge = keras.layers.Dense(6), keras.layers.Dense(1)
+            self.optimizers = [keras.optimizers.Adam(0.01) for _ in range(2)]
+            self.agreement = keras.losses.BinaryCrossentropy(from_logits=True)
+            self.judged = keras.metrics.Mean(name="judged")
+
+        def train_step(self, x):
+            made = self.maker(x * 0.5)
+            for layer, optimizer, like in zip(
+                (self.judge, self.maker), self.optimizers, (0.0, 1.0), strict=True
+            ):
+                with tf.GradientTape() as tape:
+                    score = self.judge(self.maker(x * 0.5))
+                    loss = self.agreement(tf.fill(tf.shape(score), like), score)
+                gradients = tape.gradient(loss, layer.trainable_weights)
+                optimizer.apply_gradients(zip(gradients, layer.trainable_weights, strict=True))
+            self.judged.update_state(self.judge(made))
+            return {"judged": self.judged.result()}
+
+        def test_step(self, x):
+            self.judged.update_state(self.judge(x))
+            return {"judged": self.judged.result()}
+
+        def call(self, x):
+            return self.judge(self.maker(x))
+
+    x, _ = data(131)
+    with strategy.scope():
+        model = Pair()
+        model.compile()
+    history = model.fit(x, batch_size=32, epochs=2, verbose=0)
+    return outcome(model, history, judged=np.array(model.evaluate(x, verbose=0)))
+
+
+@scenario
+def mixed_precision():
+    keras.mixed_precision.set_dtype_policy("mixed_float16")
+    try:
+        model = dense_model()
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
+    x, y = data(130)
+    history = model.fit(x, y, batch_size=32, epochs=3, verbose=0)
+    # float16 rounds each worker's part differently.
+    return {
+        "loss": np.round(history.history["loss"], 2),
+        **{f"per_size_{i}": w for i, w in enumerate(model.get_weights())},
+    }
+
+
+@scenario
+def kinds_of_metrics():
+    x, y = data(130)
+    y = (y[:, None] == 1).astype("float32")
+    kinds = keras.metrics
+
+    class Total(kinds.Metric):
+        def __init__(self):
+            super().__init__(name="total")
+            self.total = self.add_variable((), "zeros", name="total")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.total.assign_add(tf.reduce_sum(y_pred))
+
+        def result(self):
+            return tf.identity(self.total)
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
+        metrics = [kinds.AUC(), kinds.Precision(), kinds.F1Score(threshold=0.5), kinds.BinaryIoU()]
+        metrics += [kinds.R2Score(), kinds.RootMeanSquaredError(), Total()]
+        model.compile("sgd", "binary_crossentropy", metrics=metrics)
+    asked = []
+
+    class Ask(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            results = self.model.get_metrics_result()
+            asked.append([float(np.mean(results[name])) for name in sorted(results)])
+
+    history = model.fit(
+        x,
+        y,
+        batch_size=32,
+        epochs=2,
+        verbose=0,
+        validation_data=(x[:33], y[:33]),
+        callbacks=[Ask()],
+    )
+    return outcome(model, history, asked=np.array(asked))
+
+
 # Loops, steps and callbacks ------------------------------------------------------
 
 
+# F6b: variables first made inside a function that runs several steps.
 @scenario
 def steps_per_execution():
     x, y = data()
@@ -687,6 +904,7 @@ def chief_alone_restores():
 # Custom loops --------------------------------------------------------------------
 
 
+# F6: model and optimizer first built inside a tf.function.
 @scenario
 def custom_loop():
     x, y = data()
@@ -713,6 +931,29 @@ def custom_loop():
 
     losses = [float(train_step(x, y)) for _ in range(3) for x, y in dataset]
     return outcome(model, losses=np.array(losses))
+
+
+@scenario
+def metric_results_in_a_custom_loop():
+    x, y = data(131)
+    dataset = strategy.experimental_distribute_dataset(pipeline(x, y, 32))
+    with strategy.scope():
+        accuracy, total = keras.metrics.SparseCategoricalAccuracy(), keras.metrics.Sum()
+
+    @tf.function
+    def step(x, y):
+        strategy.run(accuracy.update_state, args=(y, x[:, :3]))
+        strategy.run(total.update_state, args=(x,))
+        return total.result()
+
+    seen = []
+    for _ in range(2):
+        within = [float(step(x, y)) for x, y in dataset]
+        # Asking doesn't change what has been counted.
+        seen.append([within[-1], *(float(m.result()) for m in (accuracy, total, accuracy, total))])
+        accuracy.reset_state()
+        total.reset_state()
+    return {"seen": np.array(seen)}
 
 
 @scenario
@@ -795,6 +1036,7 @@ def explicit_spelling_is_the_same_strategy():
 # Files --------------------------------------------------------------------------
 
 
+# F13: workers that share files clash; also tf#38635.
 @scenario
 def everyone_saves_to_one_path():
     x, y = data(64)
@@ -822,6 +1064,27 @@ def everyone_saves_to_one_path():
 
 
 @scenario
+def chief_alone_saves_and_all_load():
+    x, y = data(64)
+    model = dense_model(keras.optimizers.Adam(0.01))
+    model.fit(x, y, epochs=1, verbose=0)
+    folder = OUT / f"chief-{SIZE}"
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    if RANK == 0:
+        folder.mkdir()
+        model.save(folder / "model.keras")
+        tf.train.CheckpointManager(checkpoint, folder, max_to_keep=1).save()
+    strategy.extended.communicator.barrier()
+    with strategy.scope():
+        loaded = keras.models.load_model(folder / "model.keras")
+    history = loaded.fit(x, y, epochs=1, verbose=0)
+    model.fit(x, y, epochs=1, verbose=0)
+    checkpoint.restore(tf.train.latest_checkpoint(folder))
+    again = {f"again_{i}": w for i, w in enumerate(model.get_weights())}
+    return outcome(loaded, history) | again
+
+
+@scenario
 def others_save_to_a_temporary_folder():
     x, y = data(64)
     model = dense_model()
@@ -837,6 +1100,7 @@ def others_save_to_a_temporary_folder():
     return {"files": np.array([p.name for p in (OUT / f"final-{SIZE}").iterdir()])}
 
 
+# F13, for callbacks.
 @scenario
 def callbacks_share_their_paths():
     x, y = data(64)

@@ -81,7 +81,10 @@ def test_workers_agree_bit_by_bit(outcomes: Path, name: str, size: int) -> None:
 @pytest.mark.parametrize("size", SIZES[1:])
 @pytest.mark.parametrize("name", scenario_names())
 def test_same_as_one_worker(outcomes: Path, name: str, size: int) -> None:
-    one, many = load(outcomes, name, 1, 0), load(outcomes, name, size, 0)
+    assert_same(name, load(outcomes, name, 1, 0), load(outcomes, name, size, 0))
+
+
+def assert_same(name: str, one: dict[str, np.ndarray], many: dict[str, np.ndarray]) -> None:
     for key, value in one.items():
         if key.startswith(("own_", "per_size_")):
             continue
@@ -181,6 +184,50 @@ def test_saved_files_are_complete_and_alone(outcomes: Path, size: int) -> None:
     assert shared["files"].tolist() == ["1.keras", "2.keras", "board"]
     assert shared["lines"] == 3
     assert shared["boards"] == 2
+
+
+# What takes part in each kind of collective: few, as TensorFlow's are slow on CPUs.
+OVER_TENSORFLOW = (
+    "fit_numpy_batch_shuffle_and_split",
+    "fit_function_of_workers_own_rows",
+    "embedding_sparse_gradients",
+    "masked_sequence_loss",
+    "batch_norm_synchronized",
+    "predict_order",
+    "metric_results_in_a_custom_loop",
+    "loop_inside_a_function",
+)
+
+
+@pytest.fixture(scope="session")
+def tensorflow_outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what some scenarios returned on 2 workers with TensorFlow's collectives."""
+    folder = tmp_path_factory.mktemp("tensorflow")
+    command = [sys.executable, "-m", "drumbeat", "run", "-n", "2", "--collectives", "tensorflow"]
+    command += ["--run-dir", str(folder / "run"), str(SCRIPT), str(folder), *OVER_TENSORFLOW]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    if done.returncode:
+        (folder / "failed-2.txt").write_text(done.stdout[-4000:] + done.stderr[-4000:])
+    return folder
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", OVER_TENSORFLOW)
+def test_tensorflow_collectives_give_the_same(
+    outcomes: Path, tensorflow_outcomes: Path, name: str
+) -> None:
+    test_workers_agree_bit_by_bit(tensorflow_outcomes, name, 2)
+    one, two = load(outcomes, name, 1, 0), load(tensorflow_outcomes, name, 2, 0)
+    assert_same(name, one, two)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_unbatched_data_is_refused_on_every_worker(outcomes: Path, size: int) -> None:
+    for result in each_rank(outcomes, "data_that_cannot_be_fitted", size):
+        kind, text = result["per_size_unbatched"].tolist()
+        assert kind == "DataError"
+        assert text.startswith("Received a dataset whose elements have no batch axis")
 
 
 @pytest.mark.timeout(900)

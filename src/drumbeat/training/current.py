@@ -36,3 +36,8 @@ def in_replica() -> DataParallelStrategy | None:
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return None
     return _parallel(tf.distribute.get_strategy())
+
+
+def at_hand() -> DataParallelStrategy | None:
+    """Our strategy with several workers, when the caller is in its scope or its `run`."""
+    return _parallel(tf.distribute.get_strategy())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
+from drumbeat.cluster.identity import Identity
 from drumbeat.data.distributed import DistributedDataset
 from drumbeat.data.shares import share_of
 from drumbeat.errors import DataError
@@ -95,6 +97,7 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         current.adopt_optimizer(self.optimizer, self.distribute_strategy)
         strategy = current.of_model(self)
         if strategy is None:
+            _warn_of_training_alone(os.environ)
             return original(self, *args, **kwargs)
         _prepare(self, strategy)
         arguments = signature.bind(self, *args, **kwargs).arguments
@@ -110,6 +113,19 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(**arguments)
 
     return fit
+
+
+def _warn_of_training_alone(env: Mapping[str, str]) -> None:
+    """Say so where each of several workers trains a model that the others know nothing of."""
+    identity = Identity.from_env(env)
+    if identity is None or identity.world_size == 1 or identity.rank != 0:
+        return
+    logger.warning(
+        "This model was made outside of strategy.scope(), so each of the %d workers trains its "
+        "own copy of it on all of the data. To train one model together, make it (and load it) "
+        "within `with tf.distribute.MultiWorkerMirroredStrategy().scope():`.",
+        identity.world_size,
+    )
 
 
 def _as_list(callbacks: Any) -> list[Any]:
@@ -198,9 +214,7 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments.update(strategy_rows(data, strategy))
         with _own_errors(strategy):
             logs = original(**arguments, return_dict=True)
-        # Some versions of Keras count on in the next call: keep this worker's own counts.
-        with state_sync.own_counts_kept(self):
-            together = self._get_metrics_result_or_logs(logs)
+        together = self._get_metrics_result_or_logs(logs)
         logs = {name: np.asarray(together[name])[()] for name in logs}
         return logs if as_dict else self._flatten_metrics_in_order(logs)
 

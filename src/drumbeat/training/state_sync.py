@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ def integrate() -> None:
     touch.wrap(touch.EPOCH_RESULT, _epoch_result)
     touch.wrap(touch.COMPILED_LOSS, _compiled_loss)
     touch.wrap(touch.MEAN_UPDATE, _mean_update)
+    touch.wrap(touch.METRIC_INIT, _metric_init)
 
 
 _compiled = threading.local()
@@ -55,49 +57,113 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = current.of_model(self)
         if strategy is None:
             return original(self, logs)
-        combine(self, strategy.communicator)
-        result = original(self, logs)
-        # A custom step's own logs come back as they are: this worker's, of its last batch.
-        return mean_of_logs(result, strategy.communicator) if result is logs else result
+        average_drifted(self, strategy.communicator)
+        with as_they_are():
+            local = _read(self.get_metrics_result())
+        variables = [variable for metric in self.metrics for variable in metric.variables]
+        with combined(variables, strategy.communicator):
+            result = original(self, logs)
+            if result is not logs:
+                return _read(result)
+            whole = _read(self.get_metrics_result())
+        return _own_logs(logs, local, whole, strategy.communicator)
 
     return get_metrics_result_or_logs
 
 
-def combine(model: Any, communicator: Communicator) -> None:
-    """Leave the state of all workers in the metrics and layers of `model`, on each of them.
+def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        strategy = current.at_hand()
+        if strategy is None:
+            return
+        for cls in type(self).__mro__:
+            if "result" in cls.__dict__ and not hasattr(cls.__dict__["result"], _OF_ALL_WORKERS):
+                cls.result = _result(cls.__dict__["result"])
+        # Not by setattr, in which Keras looks for layers and variables to track.
+        self.__dict__["_drumbeat_strategy"] = strategy
 
-    Metric variables are combined by their `aggregation` ("sum" by default, also
-    "mean"; "only_first_replica" takes the chief's), so the result is what one
-    worker would have counted. Float weights that aren't trained and differ between
-    workers, such as the moving statistics of BatchNormalization, become their mean.
-    Metrics must be reset before they count on.
+    return init
+
+
+_OF_ALL_WORKERS = "_drumbeat_of_all_workers"
+
+
+def _result(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Metric.result` of all workers, for metrics made under our strategy.
+
+    As TensorFlow's SyncOnRead variables: inside of `strategy.run` it is this
+    worker's, outside every worker has to ask for it.
     """
-    metrics = [variable for metric in model.metrics for variable in metric.variables]
-    combined = [v for v in metrics if v.aggregation in ("none", "sum", "mean")]
+
+    @functools.wraps(original)
+    def result(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = self.__dict__.get("_drumbeat_strategy")
+        if strategy is None or _combined.depth or current.in_replica() is not None:
+            return original(self, *args, **kwargs)
+        with combined(self.variables, strategy.communicator, f"result of metric {self.name}"):
+            return _read(original(self, *args, **kwargs))
+
+    setattr(result, _OF_ALL_WORKERS, True)
+    return tf.autograph.experimental.do_not_convert(result)
+
+
+class _Depth(threading.local):
+    depth = 0
+
+
+_combined = _Depth()
+
+
+@contextlib.contextmanager
+def as_they_are() -> Iterator[None]:
+    """Within this, a metric's `result()` is computed from what its variables hold here."""
+    _combined.depth += 1
+    try:
+        yield
+    finally:
+        _combined.depth -= 1
+
+
+@contextlib.contextmanager
+def combined(
+    variables: Sequence[Any], communicator: Communicator, name: str = "metrics"
+) -> Iterator[None]:
+    """Within this, metric variables hold the state of all workers; after it, this worker's again.
+
+    They are combined by their `aggregation` ("sum" by default, also "mean";
+    "only_first_replica" takes the chief's), so the result is what one worker would
+    have counted.
+    """
+    added = [v for v in variables if v.aggregation in ("none", "sum", "mean")]
+    chiefs = [v for v in variables if v.aggregation == "only_first_replica"]
+    local = [tf.identity(v.value) for v in (*added, *chiefs)]
+    totals: list[Any] = communicator.all_reduce(local[: len(added)], "sum", name=name)
+    for variable, total in zip(added, totals, strict=True):
+        variable.assign(total / communicator.size if variable.aggregation == "mean" else total)
+    values = communicator.broadcast(local[len(added) :], name=name)
+    for variable, value in zip(chiefs, values, strict=True):
+        variable.assign(value)
+    try:
+        with as_they_are():
+            yield
+    finally:
+        for variable, value in zip((*added, *chiefs), local, strict=True):
+            variable.assign(value)
+
+
+def average_drifted(model: Any, communicator: Communicator) -> None:
+    """Make float weights that aren't trained and differ between workers their mean.
+
+    Such as the moving statistics of BatchNormalization.
+    """
     drifted = _differing(
         [w for w in model.non_trainable_weights if w.dtype.startswith(("float", "bfloat"))],
         communicator,
     )
-    values = [tf.convert_to_tensor(v) for v in [*combined, *drifted]]
-    totals: list[Any] = communicator.all_reduce(values, "sum")
-    for index, (variable, total) in enumerate(zip([*combined, *drifted], totals, strict=True)):
-        mean = index >= len(combined) or variable.aggregation == "mean"
-        variable.assign(total / communicator.size if mean else total)
-    chiefs = [v for v in metrics if v.aggregation == "only_first_replica"]
-    for variable, value in zip(
-        chiefs, communicator.broadcast([tf.convert_to_tensor(v) for v in chiefs]), strict=True
-    ):
-        variable.assign(value)
-
-
-@contextlib.contextmanager
-def own_counts_kept(model: Any) -> Iterator[None]:
-    """Gives the metrics of `model` back what they held at the beginning."""
-    variables = [variable for metric in model.metrics for variable in metric.variables]
-    values = [tf.identity(variable.value) for variable in variables]
-    yield
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+    totals: list[Any] = communicator.all_reduce([tf.convert_to_tensor(v) for v in drifted], "sum")
+    for variable, total in zip(drifted, totals, strict=True):
+        variable.assign(total / communicator.size)
 
 
 def _differing(variables: list[Any], communicator: Communicator) -> list[Any]:
@@ -113,19 +179,43 @@ def _differing(variables: list[Any], communicator: Communicator) -> list[Any]:
     return [v for v, same in zip(variables, low == high, strict=True) if not same]
 
 
-def mean_of_logs(logs: Any, communicator: Communicator) -> Any:
-    """`logs` with each scalar replaced by its mean over the workers; other values stay local."""
+def _read(results: Any) -> Any:
+    """`results` as tensors: a metric may return its variable, which changes afterwards."""
+    return tf.nest.map_structure(tf.identity, results)
+
+
+def _own_logs(
+    logs: Any, local: dict[str, Any], whole: dict[str, Any], communicator: Communicator
+) -> Any:
+    """The logs of a custom step, of all workers.
+
+    What is a metric's result on every worker becomes the metric's result over all;
+    other scalars, such as the last batch's loss, become their mean over the workers;
+    all else stays local.
+
+    Args:
+        logs: As the step returned them on this worker.
+        local: Each metric's result on this worker.
+        whole: Each metric's result over all workers.
+        communicator: Of the workers.
+    """
     if not isinstance(logs, dict):
         return logs
-    scalars = {
-        name: float(np.asarray(value))
-        for name, value in sorted(logs.items())
-        if np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
-    }
+    scalars = sorted(name for name, value in logs.items() if _is_number(value))
+    named = [name in local and bool(np.all(local[name] == logs[name])) for name in scalars]
     if not scalars:
         return logs
-    total = communicator.all_reduce_numpy(np.array(list(scalars.values()), np.float64), "sum")
-    return {**logs, **dict(zip(scalars, (total / communicator.size).tolist(), strict=True))}
+    numbers = np.array([float(np.asarray(logs[name])) for name in scalars], np.float64)
+    means = communicator.all_reduce_numpy(numbers, "sum") / communicator.size
+    are_metrics = communicator.all_reduce_numpy(np.array(named, np.int64), "min")
+    return logs | {
+        name: whole[name] if is_metric else mean
+        for name, is_metric, mean in zip(scalars, are_metrics, means.tolist(), strict=True)
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
 
 
 def take_chiefs(model: Any, communicator: Communicator) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat.cluster.identity import Identity
+from drumbeat.data.pipelines import keep_alike
 from drumbeat.strategies import stand_in
 from drumbeat.training.integrate import integrate
 
@@ -28,12 +29,19 @@ def install(env: Mapping[str, str] | None = None) -> None:
     strategy, unless the run was told to keep TensorFlow's.
     """
     identity = Identity.from_env(os.environ if env is None else env)
-    if identity is None or identity.rank < 0:
+    if identity is None:
+        return
+    if identity.rank < 0:
+        # Asked for the strategy, a ps or evaluator is told that it takes no part in it.
+        if not identity.keep_tf_strategies:
+            stand_in.install()
         return
     if identity.seed is not None:
         random.seed(identity.seed)
         np.random.seed(identity.seed % 2**32)
         tf.random.set_seed(identity.seed)
     if not identity.keep_tf_strategies:
+        if identity.world_size > 1:
+            keep_alike(identity.rank)
         integrate()
         stand_in.install()
