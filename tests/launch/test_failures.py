@@ -44,6 +44,13 @@ def test_the_first_that_is_no_echo_is_the_cause():
     assert root_cause([echo]) is echo
 
 
+def test_a_crash_is_the_cause_only_where_nothing_else_is():
+    echo, crash, lost = failure(1, consequence=True), failure(-11), failure(1, how="dropped out")
+    assert root_cause([echo, crash]) is crash
+    assert root_cause([crash, echo, lost]) is lost
+    assert root_cause([crash, failure(-6)]) is crash
+
+
 def test_failures_travel_and_malformed_ones_do_no_harm():
     sent = failure(-9, text="why", consequence=True, how="was lost")
     assert Failure.from_event(sent.to_event()) == sent

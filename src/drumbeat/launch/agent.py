@@ -29,6 +29,7 @@ from drumbeat.launch.watch import Watch, Worker, signal_failure
 STOP_GRACE_S = 2.0
 FAILURE_GRACE_S = 1.0
 DRAIN_TIMEOUT_S = 0.5
+TELL_TIMEOUT_S = 5.0
 SLOW_START_S = 8.0  # After this long without a sign, say what is going on.
 
 
@@ -181,6 +182,9 @@ class Agent:
         ready.add_done_callback(lambda _: slow.cancel())
         try:
             await asyncio.wait({ready, met}, return_when=asyncio.FIRST_EXCEPTION)
+            if not met.done():
+                # The others should hear of the failed import, not wait until their deadline.
+                await asyncio.wait({met}, timeout=TELL_TIMEOUT_S)
             for task in (ready, met):
                 if task.done():
                     task.result()

@@ -10,6 +10,8 @@ from typing import Any
 
 TEXT_LIMIT = 16 * 1024
 LAST_LINES = 20
+# How native code ends when another process is suddenly gone, or by a bug of its own.
+_CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS))
 # Where the explanation begins in what a worker wrote to stderr.
 _TRACEBACK = re.compile(r"^(Traceback \(most recent call last\):|Fatal Python error: )", re.M)
 _CHAINED = (
@@ -37,6 +39,11 @@ class Failure:
     text: str = ""
     consequence: bool = False
     how: str = ""
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether native code crashed, which may be the echo of a lost node."""
+        return self.code in _CRASHES
 
     @property
     def exit_code(self) -> int:
@@ -90,13 +97,13 @@ def signal_name(number: int) -> str:
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure:
-    """The failure that explains the others.
+    """The failure that explains the others: no echo, and a crash only if there is nothing else.
 
     Args:
         failures: At least one, in the order in which they became known.
     """
     assert failures, "nothing failed"  # noqa: S101
-    return next((failure for failure in failures if not failure.consequence), failures[0])
+    return min(failures, key=lambda failure: (failure.consequence, failure.is_crash))
 
 
 def explanation(stderr: str, stdout: str) -> str:

@@ -169,9 +169,15 @@ class Watch:
             await asyncio.gather(*ends.values())
 
     async def _wait_for_cause(self) -> None:
-        """Gives the failure behind an echo the time to become known."""
+        """Gives the failure behind an echo the time to become known.
+
+        MPI may crash when another node is lost, before the agents notice.
+        """
+        nodes = self._settings.nodes
         deadline = asyncio.get_running_loop().time() + CAUSE_WAIT_S
-        while self._failures and all(failure.consequence for failure in self._failures):
+        while self._failures and all(
+            failure.consequence or (failure.is_crash and nodes > 1) for failure in self._failures
+        ):
             left_s = deadline - asyncio.get_running_loop().time()
             if left_s <= 0:
                 return
@@ -212,12 +218,13 @@ class Watch:
                     self._record(self._node_failure(event, f"Lost contact with it: {reason}."))
                 case "node_left":
                     self._record(self._node_failure(event, "It left the job.", consequence=True))
-                case "rendezvous_lost" | "rendezvous_closed":
+                case "rendezvous_lost" | "rendezvous_closed" as kind:
                     # Whoever hosts the rendezvous is gone, or the way to it.
                     host = self._meeting.client.roster[0]
                     gone = {"node_rank": host.node_rank, "host": host.host}
                     text = f"Lost contact with it, and so with all others: {reason}."
-                    self._record(self._node_failure(gone, text, consequence=True))
+                    regular = kind == "rendezvous_closed"
+                    self._record(self._node_failure(gone, text, consequence=regular))
 
     def _node_failure(
         self, event: dict[str, Any], text: str, *, consequence: bool = False
