@@ -246,8 +246,8 @@ def errors_of_fit(dataset):
     try:
         dense_model().fit(dataset, epochs=2, verbose=0)
     except Exception as error:
-        return np.array([type(error).__name__, str(error)[:60]])
-    return np.array([])
+        return np.array(type(error).__name__)
+    return np.array("nothing")
 
 
 @scenario
@@ -255,7 +255,7 @@ def data_that_cannot_be_fitted():
     x, y = data(50)
     return {
         "empty": errors_of_fit(pipeline(x, y).take(0)),
-        "per_size_unbatched": errors_of_fit(tf.data.Dataset.from_tensor_slices((x, y))),
+        "unbatched": errors_of_fit(tf.data.Dataset.from_tensor_slices((x, y))),
     }
 
 

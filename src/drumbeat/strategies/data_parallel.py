@@ -40,6 +40,14 @@ class DataParallelStrategy(tf.distribute.Strategy):
     deadlines (`CollectiveTimeout`), and workers that run different collectives
     get a `CollectiveMismatch` instead of waiting for each other.
 
+    The `result()` of a Keras metric made in `scope()` is this worker's inside of
+    `run`. Outside, it is that of all workers, and all of them have to ask for it.
+
+    In a training step of one's own, gradients are summed over the workers: a loss
+    from a `keras.losses` object or `compute_loss` has been weighted for that and is
+    this worker's part of the mean; a mean taken by hand has to be weighted by hand,
+    as `tf.nn.compute_average_loss(losses, global_batch_size=...)` does.
+
     Args:
         communicator: Joins this process with the other workers.
         cluster_resolver: What the property of that name returns; scripts ask it
