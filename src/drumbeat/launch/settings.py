@@ -143,8 +143,8 @@ def plan_run(
     notes = [*place.notes]
     if arguments.workers is None and not place.platform and _OURS & set(arguments.command[1:]):
         notes.append(
-            "What follows the script belongs to it, also -n: this runs on one worker. Put drumbeat's "
-            f"options before the script: drumbeat run -n 2 {arguments.command[0]}"
+            "What follows the script belongs to it, also -n: this runs on one worker. Put "
+            f"drumbeat's options before the script: drumbeat run -n 2 {arguments.command[0]}"
         )
     if place.lone_task:
         if workers > 1 or ps:
