@@ -521,7 +521,7 @@ LAST_CHECKS["times_out"] = times_out
 def connect() -> Communicator:
     kind, rank, size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     if rank < 0:
-        rank = int(os.environ["PMI_RANK"])  # mpiexec tells each its own
+        rank = int(os.environ["PMI_RANK"])  # the agent tells each its own
     identity = Identity(
         rank=rank,
         world_size=size,
@@ -536,7 +536,7 @@ def connect() -> Communicator:
 
 
 def leave_together(folder: Path, c: Communicator) -> None:
-    """mpiexec kills the others when a rank ends without MPI_Finalize, as after a timeout."""
+    """A rank that ends must not disturb another's last checks."""
     (folder / f"{c.rank}.done").touch()
     deadline = time.monotonic() + 15
     while len(list(folder.glob("*.done"))) < c.size and time.monotonic() < deadline:

@@ -70,9 +70,9 @@ class Run:
 
 
 def start_mpi(size: int, folder: Path) -> str:
-    mpiexec = Path(sys.executable).parent / "mpiexec"
-    command = [str(mpiexec), "-l", "-n", str(size), sys.executable, str(SCRIPT), "mpi", "-1"]
-    return finish([start([*command, str(size), str(folder)])])
+    launch = [sys.executable, "-m", "drumbeat", "run", "-n", str(size)]
+    checks = [str(SCRIPT), "mpi", "-1", str(size), str(folder)]
+    return finish([start([*launch, "--run-dir", str(folder / "run"), "--", *checks])])
 
 
 def start_tensorflow(size: int, folder: Path) -> str:
