@@ -40,6 +40,8 @@ _NOTES_AFTER_S = 0.05
 _SURVEY_S = 1.0
 _NOTE_TAG = 7
 _GOODBYE_TAG = 8
+# A worker that ends waits this long for the others to end too before it tells them.
+_ALONE_AFTER_S = 0.2
 
 
 class MpiCommunicator(Communicator):
@@ -127,15 +129,19 @@ class MpiCommunicator(Communicator):
             return
         mpi = loaded_mpi()
         deadline = time.monotonic() + grace_s
-        self._say_goodbye()
         request = self._farewell.Ibarrier()
+        begin, alone = time.monotonic(), False
         while not request.Test():
             if time.monotonic() > deadline:
                 return
+            if not alone and time.monotonic() - begin > _ALONE_AFTER_S:
+                alone = True
+                self._say_goodbye()
             time.sleep(_LONGEST_PAUSE_S)
-        # All have said goodbye by now; MPI must not end with messages that nobody took.
-        while len(self._ended) < self.size - 1 and time.monotonic() < deadline:
-            self._hear_goodbyes()
+        self._hear_goodbyes()
+        if alone or self._ended:
+            # Who ended alone is leaving, or has left, without MPI_Finalize.
+            return
         finalize = threading.Thread(target=mpi.Finalize, daemon=True)
         finalize.start()
         finalize.join(max(grace_s, 1.0))
