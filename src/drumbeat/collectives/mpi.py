@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import os
 import threading
@@ -39,9 +38,6 @@ _NOTES_AFTER_S = 0.05
 # How long a worker that gives up collects the notes of the others.
 _SURVEY_S = 1.0
 _NOTE_TAG = 7
-_GOODBYE_TAG = 8
-# A worker that ends waits this long for the others to end too before it tells them.
-_ALONE_AFTER_S = 0.2
 
 
 class MpiCommunicator(Communicator):
@@ -75,8 +71,6 @@ class MpiCommunicator(Communicator):
         self._pool = BufferPool()
         # MPI may still write to the buffers of operations that we gave up on.
         self._abandoned: list[Any] = []
-        # The last call that workers which have ended took part in.
-        self._ended: dict[int, int] = {}
         self._closed = False
 
     @classmethod
@@ -130,18 +124,10 @@ class MpiCommunicator(Communicator):
         mpi = loaded_mpi()
         deadline = time.monotonic() + grace_s
         request = self._farewell.Ibarrier()
-        begin, alone = time.monotonic(), False
         while not request.Test():
             if time.monotonic() > deadline:
                 return
-            if not alone and time.monotonic() - begin > _ALONE_AFTER_S:
-                alone = True
-                self._say_goodbye()
             time.sleep(_LONGEST_PAUSE_S)
-        self._hear_goodbyes()
-        if alone or self._ended:
-            # Who ended alone is leaving, or has left, without MPI_Finalize.
-            return
         finalize = threading.Thread(target=mpi.Finalize, daemon=True)
         finalize.start()
         finalize.join(max(grace_s, 1.0))
@@ -264,13 +250,6 @@ class MpiCommunicator(Communicator):
             if waited_s > self.timeout_s or (waited_s > _NOTES_AFTER_S and self._has_note()):
                 self._abandoned.append((list(requests), keep))
                 raise CollectiveTimeout(self._survey(call, waited_s, arriving=idle))
-            if idle and waited_s > _NOTES_AFTER_S and (gone := self._ended_before(call)):
-                self._abandoned.append((list(requests), keep))
-                raise CollectiveError(
-                    f"worker {self.rank} waits in {call} for {workers(gone)}, which ended without "
-                    "it. Every worker must make this call: fit, evaluate, predict and a metric's "
-                    "result are not for one of them alone."
-                )
             if idle:
                 time.sleep(min(max(waited_s * 0.02, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
             else:
@@ -282,26 +261,6 @@ class MpiCommunicator(Communicator):
             return mpi.Request.Testall(list(requests))
         except mpi.Exception as error:
             raise self._broken(call, error) from error
-
-    def _say_goodbye(self) -> None:
-        """Tells the others that we end: who waits for us in a later call waits in vain."""
-        last = np.array([self._sequence], np.int64)
-        with contextlib.suppress(loaded_mpi().Exception):
-            for peer in range(self.size):
-                if peer != self.rank:
-                    request = self._comm.Isend(last, peer, _GOODBYE_TAG)
-                    self._abandoned.append((request, last))
-
-    def _ended_before(self, call: Call) -> list[int]:
-        self._hear_goodbyes()
-        return sorted(rank for rank, last in self._ended.items() if last < call.sequence)
-
-    def _hear_goodbyes(self) -> None:
-        mpi = loaded_mpi()
-        while self._comm.Iprobe(mpi.ANY_SOURCE, _GOODBYE_TAG):
-            last, status = np.empty(1, np.int64), mpi.Status()
-            self._comm.Recv(last, mpi.ANY_SOURCE, _GOODBYE_TAG, status)
-            self._ended[status.Get_source()] = int(last[0])
 
     def _has_note(self) -> bool:
         mpi = loaded_mpi()
