@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 
 import pytest
@@ -10,6 +11,12 @@ import pytest
 pytestmark = pytest.mark.tensorflow
 IMPORT = "import keras\nimport tensorflow as tf\n\ndef install():\n    pass\n"
 THREADS = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -85,3 +92,26 @@ def test_ctrl_c_while_tensorflow_is_imported(tensorflow_jobs):
     assert time.monotonic() - sent < 5
     assert result.code in (130, 0)  # 0 where the import and the script took no 1.5 s
     assert job.alive_after(0.5) == []
+
+
+def test_nodes_whose_workers_end_at_different_times_end(tensorflow_jobs):
+    address = f"127.0.0.1:{free_port()}"
+    script = tensorflow_jobs.script(
+        """
+        import os, time
+        import tensorflow as tf
+        tf.distribute.MultiWorkerMirroredStrategy().extended.communicator.barrier()
+        time.sleep(3 if os.environ["DRUMBEAT_RANK"] == "0" else 0)
+        """
+    )
+    jobs = [
+        tensorflow_jobs.start(
+            script,
+            options=("--nodes", "2", "--node-rank", str(rank), "--rendezvous", address),
+            preload="drumbeat.training.unmodified",
+            env={**THREADS, "DRUMBEAT_TOKEN": "secret"},
+            run_dir=f"node{rank}",
+        )
+        for rank in range(2)
+    ]
+    assert [job.end(60).code for job in jobs] == [0, 0]

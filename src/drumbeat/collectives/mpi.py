@@ -23,7 +23,7 @@ from drumbeat.collectives.calls import (
     workers,
 )
 from drumbeat.collectives.communicator import Communicator, row_elements
-from drumbeat.collectives.mpi_library import in_place, loaded_mpi, reduction, started_mpi
+from drumbeat.collectives.mpi_library import finalize, in_place, loaded_mpi, reduction, started_mpi
 from drumbeat.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, ConfigError
 
 if TYPE_CHECKING:
@@ -121,16 +121,15 @@ class MpiCommunicator(Communicator):
         self._closed = True
         if self._last_error is not None:
             return
-        mpi = loaded_mpi()
         deadline = time.monotonic() + grace_s
         request = self._farewell.Ibarrier()
         while not request.Test():
             if time.monotonic() > deadline:
                 return
             time.sleep(_LONGEST_PAUSE_S)
-        finalize = threading.Thread(target=mpi.Finalize, daemon=True)
-        finalize.start()
-        finalize.join(max(grace_s, 1.0))
+        ending = threading.Thread(target=finalize, daemon=True)
+        ending.start()
+        ending.join(max(grace_s, 1.0))
 
     def _agree(self, call: Call) -> None:
         fingerprint = call.fingerprint()

@@ -77,6 +77,11 @@ def _start() -> Any:
     return MPI
 
 
+def finalize() -> None:
+    """MPI_Finalize through ctypes, which lets other threads run while it waits for workers."""
+    ctypes.CDLL(loaded_mpi().__file__).MPI_Finalize()
+
+
 def loaded_mpi() -> Any:
     """mpi4py's MPI module, which `started_mpi` has loaded."""
     from mpi4py import MPI

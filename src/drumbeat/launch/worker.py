@@ -61,9 +61,10 @@ def run(request: WorkerRequest, fds: list[int], preload: Any) -> None:
     try:
         preload.install()
         _execute(request)
+        _end()
     except SystemExit as error:
         if error.code is None or error.code == 0:
-            raise
+            _end()
         if isinstance(error.code, int):
             _leave(error.code & 0xFF)
         sys.stdout.flush()
@@ -78,6 +79,19 @@ def run(request: WorkerRequest, fds: list[int], preload: Any) -> None:
         _explain(request, error)
         _show_as_python_does(error)
         _leave(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _end() -> NoReturn:
+    """Ends a worker that succeeded: as Python does, up to the libraries' own destructors.
+
+    Those of MPI's transports wait for workers that have gone.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(0)
 
 
 def _leave(code: int) -> NoReturn:
