@@ -400,12 +400,14 @@ def grows_no_memory(c: Communicator) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
-    for _ in range(20):
-        run(x)
-    before = resident_mb()
-    for _ in range(100):
-        run(x)
-    assert resident_mb() - before < 20, f"{resident_mb() - before:.0f} MB more after 100 calls"
+    growth_mb = []
+    for _ in range(4):
+        before = resident_mb()
+        for _ in range(100):
+            run(x)
+        growth_mb.append(resident_mb() - before)
+    # Allocators fetch memory in jumps, now and then; what leaks grows in every block of calls.
+    assert min(growth_mb) < 20, f"each 100 calls took more memory: {growth_mb} MB"
 
 
 def ends_in(
