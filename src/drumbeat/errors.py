@@ -26,10 +26,6 @@ class RendezvousError(DrumbeatError):
     exit_code = 3
 
 
-class WorkerFailed(DrumbeatError):
-    """A worker ended with a non-zero exit code, by a signal, or was lost."""
-
-
 class CollectiveError(DrumbeatError, RuntimeError):
     """A collective operation could not be completed."""
 

@@ -46,7 +46,7 @@ class Preload(Protocol):
         ...
 
 
-def run(request: WorkerRequest, fds: list[int], preload: Any) -> None:
+def run(request: WorkerRequest, fds: list[int], preload: Any) -> NoReturn:
     """Becomes the worker that `request` describes.
 
     Args:
@@ -54,8 +54,7 @@ def run(request: WorkerRequest, fds: list[int], preload: Any) -> None:
         fds: stdout, stderr and, for MPI, the socket of its process manager.
         preload: The preload module, see `Preload`.
 
-    Returns, or raises SystemExit, if the script succeeded, and the interpreter
-    should end; a script that failed ends the process here.
+    Never returns: the process ends here, with the script's exit code.
     """
     _enter(request, fds)
     try:
@@ -88,10 +87,14 @@ def _end() -> NoReturn:
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    _flush()
+    os._exit(0)
+
+
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(0)
 
 
 def _leave(code: int) -> NoReturn:
@@ -106,9 +109,7 @@ def _leave(code: int) -> NoReturn:
     timer.start()
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    _flush()
     os._exit(code)
 
 
