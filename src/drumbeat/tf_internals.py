@@ -7,7 +7,7 @@ changes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +27,11 @@ from tensorflow.python.data.ops import iterator_ops  # pyright: ignore[reportMis
 
 # What every strategy outside of TensorFlow has to build on.
 from tensorflow.python.distribute import distribute_lib  # pyright: ignore[reportMissingImports]
+
+# The values of a worker with several replicas, which tf.distribute and Keras know by class.
+from tensorflow.python.distribute.values import (  # pyright: ignore[reportMissingImports]
+    PerReplica as _PerReplica,
+)
 from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
 
 # The collective ops take a group, a call's number and a timeout; tf.distribute
@@ -36,6 +41,7 @@ from tensorflow.python.ops import collective_ops  # pyright: ignore[reportMissin
 __all__ = [
     "IteratorSpec",
     "OwnedIterator",
+    "PerReplica",
     "StrategyExtendedV1",
     "UpdateContext",
     "all_gather_v2",
@@ -47,10 +53,12 @@ __all__ = [
     "global_seed",
     "join_cluster",
     "shifted_seed",
+    "thread_scopes",
 ]
 
 IteratorSpec: Any = iterator_ops.IteratorSpec
 OwnedIterator: Any = iterator_ops.OwnedIterator
+PerReplica: Any = _PerReplica
 StrategyExtendedV1: Any = distribute_lib.StrategyExtendedV1
 UpdateContext: Any = distribute_lib.UpdateContext
 
@@ -137,3 +145,33 @@ def shifted_seed(shift: int) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, seed)
+
+
+def thread_scopes() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """What another thread has to enter to go on with the caller's graph, or eagerly as the caller.
+
+    Returns:
+        Makes a context manager, once for each thread.
+    """
+    graph, eager = tf.compat.v1.get_default_graph(), tf.executing_eagerly()
+    if not eager:
+        # Otherwise one thread's device and name scopes would be every thread's.
+        graph.switch_to_thread_local()
+    creators = list(graph._variable_creator_stack)
+    name_scope = graph.get_name_scope()
+    with tf.init_scope():
+        outermost = tf.compat.v1.get_default_graph()
+        outermost_creators = list(outermost._variable_creator_stack)
+
+    @contextlib.contextmanager
+    def scopes() -> Iterator[None]:
+        with outermost.as_default(), context.eager_mode():
+            outermost._variable_creator_stack = list(outermost_creators)
+            with contextlib.ExitStack() as stack:
+                if not eager:
+                    stack.enter_context(graph.as_default())
+                    graph._variable_creator_stack = list(creators)
+                    stack.enter_context(tf.name_scope(f"{name_scope}/" if name_scope else ""))
+                yield
+
+    return scopes

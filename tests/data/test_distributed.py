@@ -9,12 +9,14 @@ import tensorflow as tf
 
 from drumbeat.data.distributed import (
     DistributedDataset,
-    Feed,
-    count_rows,
-    slice_batches,
+    OwnBatches,
+    PlacedBatches,
+    WholeBatches,
+    in_one_order,
     split_batches,
 )
-from drumbeat.data.rows import BatchRows, num_rows
+from drumbeat.data.rows import BatchRows, Span, num_rows
+from drumbeat.data.shares import Shares
 from drumbeat.errors import DataError
 
 pytestmark = pytest.mark.tensorflow
@@ -25,8 +27,9 @@ def numbers(rows: int, batch: int, **batching: Any) -> tf.data.Dataset:
 
 
 def sliced(dataset: tf.data.Dataset, rank: int, size: int) -> tuple[DistributedDataset, BatchRows]:
-    rows = BatchRows(size)
-    return DistributedDataset(slice_batches(dataset, rank, size), Feed(rows)), rows
+    rows = BatchRows(rank, size)
+    feed = WholeBatches(rows, lambda total: Shares.equal(size).rows_of(rank, total))
+    return DistributedDataset(in_one_order(dataset), feed), rows
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -38,27 +41,39 @@ def test_slices_put_together_are_the_batches(size: int, drop_remainder: bool) ->
     assert whole == [b.numpy().tolist() for b in dataset]
 
 
-def test_a_static_batch_gives_a_static_slice() -> None:
+def test_a_local_batch_has_any_number_of_rows() -> None:
     dataset, _ = sliced(numbers(20, 10, drop_remainder=True), 0, 3)
-    assert dataset.element_spec.shape == [4]
+    assert dataset.element_spec.shape == [None]
     assert int(dataset.cardinality) == 2
 
 
-def test_rows_are_recorded_with_every_batch() -> None:
+def test_where_each_batch_stands_is_recorded() -> None:
     dataset, rows = sliced(numbers(11, 10), 1, 2)
-    seen = []
-    for _ in dataset:
-        seen.append((rows.value.numpy().tolist(), float(rows.fraction(None))))
-    assert seen == [([5, 10], 0.5), ([0, 1], 0.0)]
+    seen = [rows.value.numpy().tolist() for _ in dataset]
+    assert seen == [[5, 5, 10], [1, 0, 1]]
 
 
-def test_fraction_of_a_batch_from_elsewhere_is_an_equal_share() -> None:
-    rows = BatchRows(4)
-    rows.record([1, 10])
-    assert float(rows.fraction(1)) == pytest.approx(0.1)
-    assert float(rows.fraction(3)) == 0.25
+def ints(span: Span) -> list[int]:
+    return [int(number) for number in span]
+
+
+def test_a_batch_from_elsewhere_has_an_equal_share() -> None:
+    rows = BatchRows(2, 4)
+    rows.record(Span(3, 1, 10))
+    assert ints(rows.span(1)) == ints(rows.span(None)) == [3, 1, 10]
+    assert ints(rows.span(3)) == [6, 3, 12]
     rows.reset()
-    assert float(rows.fraction(None)) == 0.25
+    assert ints(rows.span(None)) == [2, 1, 4]
+
+
+def test_placed_batches_are_taken_as_they_are() -> None:
+    rows = BatchRows(1, 2)
+    pairs = tf.data.Dataset.from_tensor_slices(([[5, 6], [8, 9]], [[2, 2, 4], [6, 2, 8]]))
+    pairs = pairs.map(lambda batch, span: (batch, tf.cast(span, tf.int64)))
+    dataset = DistributedDataset(pairs, PlacedBatches(rows))
+    assert dataset.element_spec.shape == [None]
+    seen = [(b.numpy().tolist(), rows.value.numpy().tolist()) for b in dataset]
+    assert seen == [([5, 6], [2, 2, 4]), ([8, 9], [6, 2, 8])]
 
 
 def test_ragged_sparse_scalars_and_strings() -> None:
@@ -77,9 +92,10 @@ def test_ragged_sparse_scalars_and_strings() -> None:
 
 def test_unbatched_data_is_refused() -> None:
     with pytest.raises(DataError, match=r"no batch axis.*dataset\.batch\(global_batch_size\)"):
-        slice_batches(tf.data.Dataset.range(4), 0, 2)
+        sliced(tf.data.Dataset.range(4), 0, 2)
+    own = OwnBatches(BatchRows(0, 2), lambda rows: Span(0, rows, rows))
     with pytest.raises(DataError, match="no batch axis"):
-        count_rows(tf.data.Dataset.range(4))
+        DistributedDataset(tf.data.Dataset.range(4), own)
 
 
 @pytest.mark.parametrize(("batch", "expected"), [(4, [2, 2, 2, 2, 1, 1]), (1, [1] * 10)])
@@ -90,13 +106,13 @@ def test_split_batches(batch: int, expected: list[int]) -> None:
 
 
 def test_agreed_input_goes_on_with_empty_batches_until_all_have_ended() -> None:
-    rows = BatchRows(2)
+    rows = BatchRows(0, 2)
     others = iter([3, 3, 0])  # another worker has rows for one step more than we
-    feed = Feed(rows, lambda mine: mine + next(others))
-    dataset = DistributedDataset(count_rows(numbers(2, 2, drop_remainder=True)), feed)
+    feed = OwnBatches(rows, lambda mine: Span(0, mine, mine + next(others)))
+    dataset = DistributedDataset(numbers(2, 2, drop_remainder=True), feed)
     assert dataset.element_spec.shape == [None]
     assert [b.numpy().tolist() for b in dataset] == [[0, 1], []]
-    assert rows.value.numpy().tolist() == [0, 0]
+    assert rows.value.numpy().tolist() == [0, 0, 0]
 
 
 def test_iterators_of_new_epochs_do_not_trace_anew() -> None:

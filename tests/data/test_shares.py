@@ -4,30 +4,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumbeat.data.shares import share_of
+from drumbeat.data.shares import Shares, cut
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "world_size", "expected"),
+    ("units", "num_rows", "expected"),
     [
-        (10, 1, [(0, 10)]),
-        (10, 2, [(0, 5), (5, 10)]),
-        (10, 3, [(0, 4), (4, 7), (7, 10)]),
-        (2, 3, [(0, 1), (1, 2), (2, 2)]),
-        (0, 2, [(0, 0), (0, 0)]),
-        (1, 1, [(0, 1)]),
+        ((1,), 10, [(0, 10)]),
+        ((1, 1), 10, [(0, 5), (5, 10)]),
+        ((1, 1, 1), 10, [(0, 4), (4, 7), (7, 10)]),
+        ((1, 1, 1), 2, [(0, 1), (1, 2), (2, 2)]),
+        ((1, 1), 0, [(0, 0), (0, 0)]),
+        ((1,), 1, [(0, 1)]),
+        ((2, 1), 9, [(0, 6), (6, 9)]),
+        ((1, 3), 8, [(0, 2), (2, 8)]),
+        ((1000, 1), 5, [(0, 5), (5, 5)]),
     ],
 )
-def test_shares(num_rows: int, world_size: int, expected: list[tuple[int, int]]) -> None:
-    assert [share_of(rank, num_rows, world_size) for rank in range(world_size)] == expected
+def test_rows_of_each_worker(
+    units: tuple[int, ...], num_rows: int, expected: list[tuple[int, int]]
+) -> None:
+    shares = Shares(units)
+    assert [shares.rows_of(rank, num_rows) for rank in range(len(units))] == expected
 
 
-@given(st.integers(0, 10**9), st.integers(1, 1000))
-def test_shares_cover_all_rows_once_and_evenly(num_rows: int, world_size: int) -> None:
-    shares = [share_of(rank, num_rows, world_size) for rank in range(world_size)]
-    assert shares[0][0] == 0
-    assert shares[-1][1] == num_rows
-    assert all(a[1] == b[0] for a, b in zip(shares, shares[1:], strict=False))
-    sizes = [stop - start for start, stop in shares]
-    assert max(sizes) - min(sizes) <= 1
-    assert sizes == sorted(sizes, reverse=True)
+@given(st.integers(0, 10**9), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
+def test_all_rows_once_in_proportion(num_rows: int, units: list[int]) -> None:
+    shares = Shares(tuple(units))
+    ranges = [shares.rows_of(rank, num_rows) for rank in range(len(units))]
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == num_rows
+    assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    for (start, stop), unit in zip(ranges, units, strict=True):
+        assert abs((stop - start) - num_rows * unit / sum(units)) < 1
+
+
+@given(st.integers(0, 10**6), st.integers(1, 20), st.integers(1, 20))
+def test_finer_cuts_nest_in_coarser_ones(num_rows: int, parts: int, factor: int) -> None:
+    for part in range(parts + 1):
+        assert cut(part, parts, num_rows) == cut(part * factor, parts * factor, num_rows)
+
+
+def test_units_without_their_common_divisor() -> None:
+    assert Shares.of([4, 2, 2]) == Shares((2, 1, 1))
+    assert Shares.equal(3) == Shares((1, 1, 1))

@@ -1,11 +1,13 @@
 """Input of one worker: datasets and iterators that know the global batch.
 
-Two ways lead from a user's dataset to a worker's batches:
+Three ways lead from a user's dataset to a worker's batches:
 
-- *sliced*: every worker runs the same pipeline of global batches and takes its
-  rows of each (`slice_batches`). No word passes between workers, and the k-th
+- *whole*: every worker runs the same pipeline of global batches and takes its
+  rows of each when it fetches it. No word passes between workers, and the k-th
   global batch holds the same examples for any number of workers.
-- *agreed*: each worker has a pipeline of its own (a dataset function, files
+- *placed*: a pipeline that reads only this worker's rows and says where in the
+  global batch they stand.
+- *own*: each worker has a pipeline of its own (a dataset function, files
   shared out). The workers tell each other before each step how many rows they
   have; a worker that has run out goes on with empty batches until all have.
 """
@@ -19,8 +21,8 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from drumbeat.data.rows import BatchRows, as_int64, num_rows
-from drumbeat.data.shares import start_of
+from drumbeat.data.rows import BatchRows, Span, as_int64, num_rows
+from drumbeat.data.shares import cut
 from drumbeat.errors import DataError
 from drumbeat.tf_internals import IteratorSpec, OwnedIterator
 
@@ -31,54 +33,114 @@ _cond: Any = tf.cond
 
 
 class Feed:
-    """What the iterators of one strategy share.
+    """What the iterators of one strategy share, for one of the three ways.
 
-    Args:
-        rows: Where each batch handed out is recorded.
-        sum_rows: For agreed input: all-reduces an int64 scalar, inside and
-            outside of a graph. None for sliced input.
+    Attributes:
+        rows: Where the span of each batch handed out is recorded.
+        number: A type specification may hold only plain values: it names its feed by this.
     """
 
-    # A type specification may hold only plain values: it names its feed by number.
-    numbered: ClassVar[MutableMapping[int, Feed]] = weakref.WeakValueDictionary()
+    numbered: ClassVar[MutableMapping[int, Any]] = weakref.WeakValueDictionary()
 
-    def __init__(self, rows: BatchRows, sum_rows: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, rows: BatchRows) -> None:
         self.rows = rows
-        self.sum_rows = sum_rows
         self.number = next(_numbers)
         self.numbered[self.number] = self
+
+    def local_spec(self, element_spec: Any) -> Any:
+        """Type specification of a local batch, for a pipeline of `element_spec`."""
+        return tf.nest.map_structure(_any_rows, element_spec)
+
+
+class WholeBatches(Feed):
+    """For pipelines of global batches.
+
+    Args:
+        rows: See `Feed`.
+        range_of: From the rows of a global batch, an int64 scalar, to the first row
+            that is this worker's and the one after its last.
+    """
+
+    def __init__(self, rows: BatchRows, range_of: Callable[[Any], tuple[Any, Any]]) -> None:
+        super().__init__(rows)
+        self._range_of = range_of
+
+    def take(self, batch: Any) -> tuple[Any, Span]:
+        """This worker's rows of a global batch, and their span.
+
+        Leaves have the rows as their first axis (dense, ragged and sparse tensors), but
+        for scalars, which every worker gets as they are.
+        """
+        with tf.device("CPU:0"):
+            total = as_int64(num_rows(batch))
+            start, stop = self._range_of(total)
+            local = tf.nest.map_structure(lambda leaf: rows_of(leaf, start, stop), batch)
+            return local, Span(start, stop - start, total)
+
+
+class PlacedBatches(Feed):
+    """For pipelines of pairs: a local batch, and int64 `[start, rows, total]`."""
+
+    def local_spec(self, element_spec: Any) -> Any:
+        """Type specification of a local batch, for a pipeline of `element_spec`."""
+        return super().local_spec(element_spec[0])
+
+    def take(self, pair: Any) -> tuple[Any, Span]:
+        """The two parts of an element."""
+        return pair[0], Span(*tf.unstack(pair[1], num=3))
+
+
+class OwnBatches(Feed):
+    """For pipelines of local batches that only this worker knows.
+
+    Args:
+        rows: See `Feed`.
+        agree: From the local rows, an int64 scalar, to the span, inside and outside of
+            a graph. All workers call it at once.
+    """
+
+    def __init__(self, rows: BatchRows, agree: Callable[[Any], Span]) -> None:
+        super().__init__(rows)
+        self.agree = agree
+
+
+AnyFeed = WholeBatches | PlacedBatches | OwnBatches
 
 
 class DistributedDataset(tf.distribute.DistributedDataset):
     """A worker's view of a dataset; what `experimental_distribute_dataset` returns.
 
     Iterating it, in a tf.function or outside, yields this worker's local
-    batches: plain tensors with the structure of the user's elements. All workers
-    see the same number of batches; a batch may have no rows.
+    batches: plain tensors with the structure of the user's elements and a first axis
+    of unknown length. All workers see the same number of batches; a batch may have no
+    rows.
     """
 
-    def __init__(self, pairs: tf.data.Dataset, feed: Feed) -> None:
-        """Args: a dataset made by `slice_batches` or `count_rows`, and the strategy's feed."""
-        self._pairs = pairs
+    def __init__(self, dataset: tf.data.Dataset, feed: AnyFeed) -> None:
+        """Args: a pipeline, and the strategy's feed for its kind.
+
+        Raises:
+            DataError: No leaf of an element has a first axis: the dataset isn't batched.
+        """
+        self._pipeline = dataset
         self._feed = feed
+        _require_batches(self.element_spec)
 
     @property
     def element_spec(self) -> Any:
         """Type specification of one local batch."""
-        pair: Any = self._pairs.element_spec
-        spec = pair[0]
-        return spec if self._feed.sum_rows is None else tf.nest.map_structure(_any_rows, spec)
+        return self._feed.local_spec(self._pipeline.element_spec)
 
     @property
     def cardinality(self) -> Any:
         """Number of batches, or tf.data's UNKNOWN or INFINITE, as a scalar."""
-        if self._feed.sum_rows is not None:
+        if isinstance(self._feed, OwnBatches):
             # Only this worker's part is known; others may have more.
             return tf.constant(tf.data.UNKNOWN_CARDINALITY, tf.int64)
-        return self._pairs.cardinality()
+        return self._pipeline.cardinality()
 
     def __iter__(self) -> Iterator[Any]:
-        return DistributedIterator(self._pairs, feed=self._feed)
+        return DistributedIterator(self._pipeline, feed=self._feed)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Fold `reduce_func(state, batch)` over all batches; AutoGraph's `for` uses it."""
@@ -102,7 +164,7 @@ class DistributedIterator(OwnedIterator):
         self,
         dataset: tf.data.Dataset | None = None,
         *,
-        feed: Feed,
+        feed: AnyFeed,
         components: Any = None,
         element_spec: Any = None,
     ) -> None:
@@ -112,18 +174,17 @@ class DistributedIterator(OwnedIterator):
     @property
     def element_spec(self) -> Any:
         """Type specification of one local batch."""
-        spec = self._element_spec[0]
-        return spec if self._feed.sum_rows is None else tf.nest.map_structure(_any_rows, spec)
+        return self._feed.local_spec(self._element_spec)
 
     @property
     def _type_spec(self) -> DistributedIteratorSpec:
         return DistributedIteratorSpec(self._element_spec, self._feed)
 
     def _next_internal(self) -> Any:
-        if self._feed.sum_rows is None:
-            data, rows = super()._next_internal()
-            self._feed.rows.record(rows)
-            return data
+        if not isinstance(self._feed, OwnBatches):
+            batch, span = self._feed.take(super()._next_internal())
+            self._feed.rows.record(span)
+            return batch
         batch = self.get_next_as_optional()
         if tf.executing_eagerly():
             if not batch.has_value():
@@ -133,7 +194,8 @@ class DistributedIterator(OwnedIterator):
         # An optional without a value raises InvalidArgument; loops wait for OutOfRange,
         # which this worker's exhausted iterator raises.
         def end_of_sequence() -> Any:
-            return super(DistributedIterator, self)._next_internal()[1][0]
+            super(DistributedIterator, self)._next_internal()
+            return tf.constant(0, tf.int64)
 
         checked = tf.cond(batch.has_value(), lambda: tf.constant(0, tf.int64), end_of_sequence)
         with tf.control_dependencies([checked]):
@@ -141,39 +203,39 @@ class DistributedIterator(OwnedIterator):
 
     def get_next_as_optional(self) -> Any:
         """The next local batch as a `tf.experimental.Optional`, empty at the end on all workers."""
-        spec = self.element_spec
-        # The base class would describe the optional by our public `element_spec`, which
-        # leaves out the row counts: ask an iterator that has none of its own.
-        pairs = OwnedIterator(
+        # The base class would describe the optional by our public `element_spec`: ask an
+        # iterator that has none of its own.
+        iterator = OwnedIterator(
             components=(self._iterator_resource,), element_spec=self._element_spec
         )
-        pair = pairs.get_next_as_optional()
-        if self._feed.sum_rows is None:
-            rows = tf.cond(
-                pair.has_value(), lambda: pair.get_value()[1], lambda: tf.constant([0, 0], tf.int64)
-            )
-            self._feed.rows.record(rows)
-            return tf.cond(
-                pair.has_value(),
-                lambda: _Optional.from_value(pair.get_value()[0]),
-                lambda: _Optional.empty(spec),
-            )
-        data, rows = _cond(pair.has_value(), pair.get_value, self._no_rows)
+        element = iterator.get_next_as_optional()
+        if isinstance(self._feed, OwnBatches):
+            return self._own(element, self._feed)
+        take = self._feed.take
+        span = tf.cond(
+            element.has_value(),
+            lambda: tf.stack([*take(element.get_value())[1]]),
+            lambda: tf.zeros([3], tf.int64),
+        )
+        self._feed.rows.record(Span(*tf.unstack(span, num=3)))
         return tf.cond(
-            self._agree(rows) > 0,
-            lambda: _Optional.from_value(data),
-            lambda: _Optional.empty(spec),
+            element.has_value(),
+            lambda: _Optional.from_value(take(element.get_value())[0]),
+            lambda: _Optional.empty(self.element_spec),
         )
 
-    def _agree(self, rows: Any) -> Any:
-        """Rows of all workers' next batches together; records this worker's share."""
-        sum_rows: Any = self._feed.sum_rows
-        total = sum_rows(rows[0])
-        self._feed.rows.record(tf.stack([rows[0], total]))
-        return total
+    def _own(self, element: Any, feed: OwnBatches) -> Any:
+        batch = _cond(element.has_value(), element.get_value, self._no_rows)
+        span = feed.agree(as_int64(num_rows(batch)))
+        feed.rows.record(span)
+        return tf.cond(
+            span.total > 0,
+            lambda: _Optional.from_value(batch),
+            lambda: _Optional.empty(self.element_spec),
+        )
 
-    def _no_rows(self) -> tuple[Any, Any]:
-        return tf.nest.map_structure(_empty, self.element_spec), tf.constant([0, 0], tf.int64)
+    def _no_rows(self) -> Any:
+        return tf.nest.map_structure(_empty, self.element_spec)
 
 
 class DistributedIteratorSpec(IteratorSpec):
@@ -185,7 +247,7 @@ class DistributedIteratorSpec(IteratorSpec):
 
     __slots__ = ("_feed",)
 
-    def __init__(self, element_spec: Any, feed: Feed) -> None:
+    def __init__(self, element_spec: Any, feed: AnyFeed) -> None:
         super().__init__(element_spec)
         self._feed = feed
 
@@ -208,36 +270,12 @@ class DistributedIteratorSpec(IteratorSpec):
         )
 
 
-def slice_batches(dataset: tf.data.Dataset, rank: int, world_size: int) -> tf.data.Dataset:
-    """The rows of `rank` of each global batch of `dataset`, with the global row count.
-
-    Args:
-        dataset: A dataset of global batches: each leaf has the rows as its first
-            axis, but for scalars, which every worker gets as they are. Dense, ragged
-            and sparse tensors.
-        rank: This worker, from 0.
-        world_size: Number of workers.
-
-    Returns:
-        A dataset of pairs for `DistributedDataset`: the local batch, and the int64
-        tensor `[local rows, global rows]`.
-
-    Raises:
-        DataError: No leaf of an element has a first axis: the dataset isn't batched.
-    """
-    _require_batches(dataset)
-
-    def cut(*element: Any) -> tuple[Any, Any]:
-        batch = element[0] if len(element) == 1 else element
-        total = num_rows(batch)
-        start, stop = start_of(rank, total, world_size), start_of(rank + 1, total, world_size)
-        local = tf.nest.map_structure(lambda leaf: _rows_of(leaf, start, stop), batch)
-        return local, tf.stack([as_int64(stop - start), as_int64(total)])
-
+def in_one_order(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """A pipeline of global batches, for workers that each run all of it."""
     options = tf.data.Options()
     # Workers cut the same batches only if every pipeline yields them in one order.
     options.deterministic = True
-    return dataset.with_options(options).map(cut, num_parallel_calls=1).prefetch(2)
+    return dataset.with_options(options).prefetch(2)
 
 
 def split_batches(dataset: tf.data.Dataset, world_size: int) -> tf.data.Dataset:
@@ -251,9 +289,8 @@ def split_batches(dataset: tf.data.Dataset, world_size: int) -> tf.data.Dataset:
         total = as_int64(num_rows(batch))
 
         def piece(rank: Any) -> Any:
-            start = start_of(rank, total, world_size)
-            stop = start_of(rank + 1, total, world_size)
-            return tf.nest.map_structure(lambda leaf: _rows_of(leaf, start, stop), batch)
+            start, stop = cut(rank, world_size, total), cut(rank + 1, world_size, total)
+            return tf.nest.map_structure(lambda leaf: rows_of(leaf, start, stop), batch)
 
         count = tf.minimum(total, tf.constant(world_size, tf.int64))
         return tf.data.Dataset.range(count).map(piece)
@@ -261,26 +298,10 @@ def split_batches(dataset: tf.data.Dataset, world_size: int) -> tf.data.Dataset:
     return dataset.flat_map(pieces).prefetch(2)
 
 
-def count_rows(dataset: tf.data.Dataset) -> tf.data.Dataset:
-    """Pairs of each batch of a worker's own `dataset` and its row count, twice.
-
-    Raises:
-        DataError: The dataset isn't batched.
-    """
-    _require_batches(dataset)
-
-    def pair(*element: Any) -> tuple[Any, Any]:
-        batch = element[0] if len(element) == 1 else element
-        local = as_int64(num_rows(batch))
-        return batch, tf.stack([local, local])
-
-    return dataset.map(pair, num_parallel_calls=1)
-
-
-def _require_batches(dataset: tf.data.Dataset) -> None:
-    if not any(_has_rows(spec) for spec in tf.nest.flatten(dataset.element_spec)):
+def _require_batches(element_spec: Any) -> None:
+    if not any(_has_rows(spec) for spec in tf.nest.flatten(element_spec)):
         raise DataError(
-            f"Received a dataset whose elements have no batch axis: {dataset.element_spec}. "
+            f"Received a dataset whose elements have no batch axis: {element_spec}. "
             "Expected batches: call dataset.batch(global_batch_size) before fit() or "
             "experimental_distribute_dataset()."
         )
@@ -291,7 +312,8 @@ def _has_rows(spec: Any) -> bool:
     return shape is not None and shape.rank != 0
 
 
-def _rows_of(leaf: Any, start: Any, stop: Any) -> Any:
+def rows_of(leaf: Any, start: Any, stop: Any) -> Any:
+    """The rows `[start, stop)` of a tensor; a scalar, or what is no tensor, as it is."""
     if isinstance(leaf, tf.SparseTensor):
         start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
         rest = leaf.dense_shape[1:]

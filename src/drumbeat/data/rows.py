@@ -1,40 +1,59 @@
-"""Which part of the current global batch this worker holds.
+"""Which rows of the current global batch this worker holds.
 
-A loss that is a mean over the local rows enters the global mean with weight
-local rows / global rows. The input iterators record both numbers whenever they
-hand out a batch; the loss scaling reads them.
+The input iterators record it whenever they hand out a batch. A loss that is a
+mean over the local rows enters the global mean with weight local rows / global
+rows, and a random layer draws for its rows what one worker would have drawn.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 
-class BatchRows:
-    """The local and the global number of rows of the batch handed out last.
+class Span(NamedTuple):
+    """The rows `[start, start + rows)` of a global batch of `total` rows.
 
     Attributes:
-        value: int64 tensor variable of shape [2]: local rows, global rows. At
-            rest `[1, world_size]`, the weight of equal shares.
+        start: int64 scalar.
+        rows: int64 scalar, may be 0.
+        total: int64 scalar.
     """
 
-    def __init__(self, world_size: int) -> None:
+    start: Any
+    rows: Any
+    total: Any
+
+
+class BatchRows:
+    """The span of the batch handed out last.
+
+    Attributes:
+        value: int64 tensor variable of shape [3]: start, rows, total. At rest
+            `[rank, 1, world_size]`, which is an equal share.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
         self._world_size = world_size
         with tf.init_scope(), tf.device("CPU:0"):
             self.value = tf.Variable(
-                tf.constant([1, world_size], tf.int64), trainable=False, name="batch_rows"
+                tf.constant(self._at_rest, tf.int64), trainable=False, name="batch_rows"
             )
         self._listeners: list[list[int]] = []
 
-    def record(self, rows: Any) -> None:
-        """Remember `rows`, an int64 tensor `[local, global]`."""
-        self.value.assign(rows)
+    @property
+    def _at_rest(self) -> Span:
+        return Span(self._rank, 1, self._world_size)
+
+    def record(self, span: Span) -> None:
+        """Remember `span`, numbers or int64 scalar tensors."""
+        self.value.assign(tf.stack([as_int64(number) for number in span]))
         if self._listeners and tf.executing_eagerly():
-            self._listeners[-1].append(int(rows[0]))
+            self._listeners[-1].append(int(span.rows))
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[list[int]]:
@@ -48,25 +67,26 @@ class BatchRows:
 
     def reset(self) -> None:
         """Back to equal shares: the next data does not come from our iterators."""
-        self.record([1, self._world_size])
+        self.record(self._at_rest)
 
-    def fraction(self, local_rows: Any | None) -> Any:
-        """This worker's share of the global batch, float64 scalar in [0, 1].
+    def span(self, local_rows: Any | None) -> Span:
+        """The span of a batch that is about to be used.
 
         Args:
-            local_rows: Rows of the batch that is about to be used. When they are
-                not those recorded last, the batch came from elsewhere and its
-                share is `1 / world_size`, as tf.distribute has it. None skips
-                the comparison.
+            local_rows: Its rows. When they are not those recorded last, the batch came
+                from elsewhere: all workers are then taken to have as many, as in
+                tf.distribute. None skips the comparison.
         """
-        local, total = tf.unstack(tf.cast(self.value, tf.float64))
-        fraction = tf.math.divide_no_nan(local, total)
+        recorded = Span(*tf.unstack(tf.convert_to_tensor(self.value), num=3))
         if local_rows is None:
-            return fraction
-        recorded = tf.logical_or(
-            tf.equal(tf.cast(local_rows, tf.float64), local), tf.equal(total, 0.0)
+            return recorded
+        rows = as_int64(local_rows)
+        known = tf.equal(rows, recorded.rows)
+        return Span(
+            tf.where(known, recorded.start, rows * self._rank),
+            rows,
+            tf.where(known, recorded.total, rows * self._world_size),
         )
-        return tf.where(recorded, fraction, tf.constant(1.0 / self._world_size, tf.float64))
 
 
 def as_int64(number: Any) -> Any:

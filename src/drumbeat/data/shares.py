@@ -1,33 +1,66 @@
 """How the rows of a global batch are shared out: arithmetic only.
 
 Every worker takes one contiguous run of rows, in rank order, so the workers'
-slices, concatenated, are the global batch itself. Where the rows don't divide
-evenly, the first ranks take one row more.
+slices, concatenated, are the global batch itself. A worker with twice the units
+of another takes twice the rows.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-def start_of(rank: int, num_rows: int, world_size: int) -> int:
-    """The first row of `rank` in a global batch of `num_rows` rows.
 
-    `start_of(world_size, num_rows, world_size)` is `num_rows`. `num_rows` may as
-    well be an integer tensor.
+def cut(part: Any, parts: Any, num_rows: Any) -> Any:
+    """The first row of `part` when `num_rows` rows are cut into `parts` equal parts.
+
+    `cut(parts, parts, num_rows)` is `num_rows`. Integers or integer tensors. Parts
+    differ by at most one row, and cuts nest: part 2 of 4 starts where part 1 of 2 does.
     """
-    share, extra = num_rows // world_size, num_rows % world_size
-    # min(rank, extra) earlier ranks have a row more; written with abs(), which
-    # tensors know and min() doesn't.
-    return rank * share + (rank + extra - abs(rank - extra)) // 2
+    return (part * num_rows + parts - 1) // parts
 
 
-def share_of(rank: int, num_rows: int, world_size: int) -> tuple[int, int]:
-    """The half-open range `[start, stop)` of rows that `rank` takes.
+@dataclass(frozen=True)
+class Shares:
+    """How much of each global batch each worker takes.
 
-    Guarantees: the ranges of ranks 0 to `world_size - 1` follow each other
-    without gap or overlap, cover exactly `num_rows` rows and differ in length
-    by at most one. A range may be empty.
+    Attributes:
+        units: For each rank a positive whole number, with no common divisor.
     """
-    return (
-        start_of(rank, num_rows, world_size),
-        start_of(rank + 1, num_rows, world_size),
-    )
+
+    units: tuple[int, ...]
+
+    @classmethod
+    def equal(cls, world_size: int) -> Shares:
+        """The same for every worker."""
+        return cls((1,) * world_size)
+
+    @classmethod
+    def of(cls, units: Sequence[int]) -> Shares:
+        """`units` without their common divisor."""
+        divisor = math.gcd(*units)
+        return cls(tuple(unit // divisor for unit in units))
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Where each rank's units start, counted from rank 0's; the total at the end."""
+        return (0, *itertools.accumulate(self.units))
+
+    def start_of(self, rank: int, num_rows: Any) -> Any:
+        """The first row of `rank` in a global batch of `num_rows` rows, an int or a tensor.
+
+        `start_of(world_size, num_rows)` is `num_rows`.
+        """
+        return cut(self.bounds[rank], self.bounds[-1], num_rows)
+
+    def rows_of(self, rank: int, num_rows: Any) -> tuple[Any, Any]:
+        """The half-open range `[start, stop)` of rows that `rank` takes; may be empty.
+
+        Guarantees: the ranges of all ranks follow each other without gap or overlap
+        and cover exactly `num_rows` rows. With equal units they differ in length by
+        at most one.
+        """
+        return self.start_of(rank, num_rows), self.start_of(rank + 1, num_rows)

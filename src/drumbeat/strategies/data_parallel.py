@@ -10,8 +10,6 @@ that crosses processes goes through one `Communicator`.
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,12 +17,14 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat.collectives.communicator import Communicator
-from drumbeat.data.distributed import DistributedDataset, Feed, count_rows, slice_batches
+from drumbeat.collectives.tree import tree_sum
+from drumbeat.data.distributed import DistributedDataset, OwnBatches, WholeBatches, in_one_order
 from drumbeat.data.policies import shard
-from drumbeat.data.rows import BatchRows, num_rows
-from drumbeat.tf_internals import StrategyExtendedV1, UpdateContext, shifted_seed
-
-logger = logging.getLogger("drumbeat")
+from drumbeat.data.rows import BatchRows, Span
+from drumbeat.data.shares import Shares
+from drumbeat.errors import ConfigError
+from drumbeat.strategies.replicas import Replicas
+from drumbeat.tf_internals import PerReplica, StrategyExtendedV1, UpdateContext, shifted_seed
 
 
 class DataParallelStrategy(tf.distribute.Strategy):
@@ -48,18 +48,34 @@ class DataParallelStrategy(tf.distribute.Strategy):
     this worker's part of the mean; a mean taken by hand has to be weighted by hand,
     as `tf.nn.compute_average_loss(losses, global_batch_size=...)` does.
 
+    In exact mode there are `exact` replicas, virtual shards of the global batch that
+    the workers share evenly, and `num_replicas_in_sync` says so. Each worker runs the
+    replica function once for each of its shards, and all sums over replicas are made in
+    one fixed order, so that every result has the same bytes for any number of workers.
+
     Args:
         communicator: Joins this process with the other workers.
         cluster_resolver: What the property of that name returns; scripts ask it
             for `task_type` and `task_id`.
+        shares: How much of each global batch each worker takes; equal by default.
+        exact: Number of virtual shards; None for one replica in each worker.
+
+    Raises:
+        ConfigError: `shares` has another number of workers, or the workers can't share
+            `exact` shards evenly.
     """
 
     def __init__(
         self,
         communicator: Communicator,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
+        *,
+        shares: Shares | None = None,
+        exact: int | None = None,
     ) -> None:
-        super().__init__(DataParallelExtended(self, communicator, cluster_resolver))
+        shares = Shares.equal(communicator.size) if shares is None else shares
+        _check(communicator.size, shares, exact)
+        super().__init__(DataParallelExtended(self, communicator, cluster_resolver, shares, exact))
 
     @property
     def communicator(self) -> Communicator:
@@ -84,78 +100,134 @@ class DataParallelExtended(StrategyExtendedV1):
         strategy: DataParallelStrategy,
         communicator: Communicator,
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
+        shares: Shares,
+        exact: int | None,
     ) -> None:
         super().__init__(strategy)
         self.communicator = communicator
+        self.shares = shares
+        self.exact = exact
         self._cluster_resolver = cluster_resolver
         self._retrace_functions_for_each_device = False
-        self.rows = BatchRows(communicator.size)
-        self._sliced = Feed(self.rows)
-        self._agreed = Feed(self.rows, self._sum_rows)
-        self._run = threading.local()
+        rank, size = communicator.rank, communicator.size
+        self.rows = BatchRows(rank, size)
+        self.whole_batches = WholeBatches(self.rows, lambda total: self.shares.rows_of(rank, total))
+        self._own_batches = OwnBatches(self.rows, self._agree_on_rows)
+        self.replicas = Replicas(
+            self.rows,
+            rank=rank,
+            world_size=size,
+            count=exact // size if exact else 1,
+            context=self._replica_context,
+        )
 
     # Gradients and losses ---------------------------------------------------
 
     def reduce_gradients(self, gradients: Sequence[Any]) -> list[Any]:
-        """Sum of the gradients over all workers, in one collective.
+        """Sum of the gradients over all replicas, in one collective.
 
         Args:
-            gradients: Tensors, `tf.IndexedSlices` or None, alike on all workers.
+            gradients: Tensors, `tf.IndexedSlices` or None, alike on all replicas.
 
         Returns:
             A list like `gradients`; None stays None.
         """
+        return self.update_once(gradients, lambda reduced: reduced)
+
+    def update_once(self, gradients: Sequence[Any], update: Callable[[list[Any]], Any]) -> Any:
+        """What `update` returns for the sums of the gradients over all replicas.
+
+        Args:
+            gradients: As for `reduce_gradients`.
+            update: Called once in each worker, however many replicas it runs.
+        """
         present = [g for g in gradients if g is not None]
         if self.absent is not None:
             present = _unless(self.absent, present)
-        reduced = iter(self.communicator.all_reduce(present, "sum"))
-        return [None if g is None else next(reduced) for g in gradients]
+
+        def combined(everyones: list[list[Any]]) -> Any:
+            reduced = iter(self._sum(everyones))
+            return update([None if g is None else next(reduced) for g in gradients])
+
+        return self._met(present, combined)
 
     def loss_fraction(self, dtype: tf.DType) -> Any:
-        """What a mean over this worker's rows counts in the mean over the global batch.
+        """What a mean over this replica's rows counts in the mean over the global batch.
 
-        A scalar tensor of `dtype`: local rows / global rows for a batch from one of
-        this strategy's iterators, else 1 / workers, as in tf.distribute.
+        A scalar tensor of `dtype`: its rows / global rows for a batch from one of this
+        strategy's iterators, else 1 / replicas, as in tf.distribute.
         """
-        return tf.cast(self.rows.fraction(getattr(self._run, "num_rows", None)), dtype)
+        span = self.span()
+        fraction = tf.math.divide_no_nan(
+            tf.cast(span.rows, tf.float64), tf.cast(span.total, tf.float64)
+        )
+        return tf.cast(fraction, dtype)
+
+    def span(self) -> Span:
+        """The rows of the global batch that the replica at hand holds; int64 scalars."""
+        replica = self.replicas.current
+        return self.rows.span(None) if replica is None else replica.span()
 
     @property
     def absent(self) -> Any | None:
-        """Whether this worker has no rows in the step it runs: a bool tensor.
+        """Whether this replica has no rows in the step it runs: a bool tensor.
 
-        None where it surely has some. Such a worker runs the step on a row of zeros,
+        None where it surely has some. Such a replica runs the step on a row of zeros,
         and leaves no trace of it in gradients, metrics and moving statistics.
         """
-        return getattr(self._run, "absent", None)
+        replica = self.replicas.current
+        return None if replica is None else replica.absent
 
     @contextlib.contextmanager
     def standing_in(self, absent: Any) -> Iterator[None]:
         """Within this, `absent` says whether the rows at hand stand in for none."""
-        self._run.absent = absent
+        replica = self.replicas.current
+        assert replica is not None  # noqa: S101
+        replica.absent = absent
         try:
             yield
         finally:
-            self._run.absent = None
+            replica.absent = None
 
-    def _sum_rows(self, rows: Any) -> Any:
-        return self.communicator.all_reduce([rows], "sum")[0]
+    def sum_over_replicas(self, values: Sequence[Sequence[Any]], name: str = "") -> list[Any]:
+        """The sum of each tensor over all replicas of all workers.
+
+        Args:
+            values: For each replica of this worker, the same list of tensors.
+            name: Label for error messages.
+        """
+        if self.exact:
+            return tree_sum(self.communicator, values, self.exact, name=name)
+        return self.communicator.all_reduce(values[0], name=name)
+
+    def _sum(self, values: Sequence[Sequence[Any]]) -> list[Any]:
+        return self.sum_over_replicas(values) if values[0] else []
+
+    def _met(self, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+        """`combine` of what all replicas of this worker bring; called once."""
+        replica = self.replicas.current
+        if replica is None or replica.lockstep is None:
+            return combine([value])
+        return replica.lockstep.meet(value, combine)
+
+    def _agree_on_rows(self, rows: Any) -> Span:
+        everyones = self.communicator.all_gather(rows[None])
+        return Span(
+            tf.reduce_sum(everyones[: self.communicator.rank]), rows, tf.reduce_sum(everyones)
+        )
 
     # Running ----------------------------------------------------------------
 
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        outer = getattr(self._run, "num_rows", None)
-        self._run.num_rows = num_rows((args, kwargs))
-        try:
-            # Raw tf.random ops traced in here draw differently on each worker; Keras's
-            # random layers have seeds of their own, shifted elsewhere.
-            shift = self.communicator.rank * 1_000_003
-            with self._replica_context(), shifted_seed(shift):
-                return fn(*args, **kwargs)
-        finally:
-            self._run.num_rows = outer
+        return self.replicas.run(fn, args, kwargs)
 
-    def _replica_context(self) -> tf.distribute.ReplicaContext:
-        return tf.distribute.ReplicaContext(self._container_strategy(), self.communicator.rank)
+    @contextlib.contextmanager
+    def _replica_context(self, number: int) -> Iterator[None]:
+        # Raw tf.random ops traced in here draw differently on each replica; Keras's
+        # random layers draw what one worker would have drawn for the rows.
+        context = _ReplicaContext(self._container_strategy(), number)
+        with context, shifted_seed(number * 1_000_003):
+            yield
 
     def _use_merge_call(self) -> bool:
         # Update variables in replica context; merge_call would need all replicas here.
@@ -175,33 +247,45 @@ class DataParallelExtended(StrategyExtendedV1):
         self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:
         del group
-        return fn(var, *args, **(kwargs or {}))
+        return self._met((), lambda _: fn(var, *args, **(kwargs or {})))
 
     # Collectives ------------------------------------------------------------
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         del options
-        return tf.nest.pack_sequence_as(value, self._all_reduce(reduce_op, tf.nest.flatten(value)))
+        tensors = [_as_tensor(leaf) for leaf in tf.nest.flatten(value)]
+        results = self._met(tensors, lambda everyones: self._reduced(reduce_op, everyones))
+        return tf.nest.pack_sequence_as(value, results)
 
-    def _all_reduce(self, reduce_op: Any, values: Any) -> list[Any]:
-        tensors = [_as_tensor(value) for value in values]
-        sums = self.communicator.all_reduce(tensors, "sum")
+    def _reduced(self, reduce_op: Any, everyones: list[list[Any]]) -> list[Any]:
+        """Args: the operation, and for each replica of this worker the same list."""
+        sums = self._sum(everyones)
         if reduce_op != tf.distribute.ReduceOp.MEAN:
             return sums
-        return [_divide(total, self.communicator.size) for total in sums]
+        return [_divide(total, self._num_replicas_in_sync) for total in sums]
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         del destinations, options
-        return self._all_reduce(reduce_op, [value])[0]
+        return self._batch_reduce_to(reduce_op, [(value, None)], None)[0]
 
     def _batch_reduce_to(self, reduce_op: Any, pairs: Any, options: Any) -> Any:
         del options
-        return self._all_reduce(reduce_op, [value for value, _ in pairs])
+        local = [self._components(value) for value, _ in pairs]
+        everyones = [[_as_tensor(own[i]) for own in local] for i in range(self.replicas.count)]
+        return self._reduced(reduce_op, everyones)
+
+    def _components(self, value: Any) -> tuple[Any, ...]:
+        """The value of each replica of this worker."""
+        if isinstance(value, PerReplica):
+            return tuple(value.values)
+        return (value,) * self.replicas.count
 
     def _gather_to_implementation(
         self, value: Any, destinations: Any, axis: int, options: Any
     ) -> Any:
         del destinations, options
+        if isinstance(value, PerReplica):
+            value = tf.concat(value.values, axis)
         value = tf.convert_to_tensor(value)
         if axis == 0:
             return self.communicator.all_gather(value)
@@ -247,7 +331,7 @@ class DataParallelExtended(StrategyExtendedV1):
         return value
 
     def _local_results(self, val: Any) -> tuple[Any, ...]:
-        return (val,)
+        return tuple(val.values) if isinstance(val, PerReplica) else (val,)
 
     # Input ------------------------------------------------------------------
 
@@ -258,8 +342,8 @@ class DataParallelExtended(StrategyExtendedV1):
         rank, size = self.communicator.rank, self.communicator.size
         own = shard(dataset, rank, size, self._all_agree)
         if own is None:
-            return DistributedDataset(slice_batches(dataset, rank, size), self._sliced)
-        return DistributedDataset(count_rows(own), self._agreed)
+            return DistributedDataset(in_one_order(dataset), self.whole_batches)
+        return DistributedDataset(own, self._own_batches)
 
     def _all_agree(self, mine: bool) -> bool:
         return bool(self.communicator.all_reduce_numpy(np.array([mine], np.int64), "min")[0])
@@ -269,9 +353,10 @@ class DataParallelExtended(StrategyExtendedV1):
         dataset = dataset_fn(self._input_context())
         if self.communicator.size == 1:
             return dataset
-        return DistributedDataset(count_rows(dataset), self._agreed)
+        return DistributedDataset(dataset, self._own_batches)
 
     def _input_context(self) -> tf.distribute.InputContext:
+        # A batch of a pipeline is for a worker, whatever number of shards it is cut into.
         size = self.communicator.size
         return tf.distribute.InputContext(
             num_input_pipelines=size,
@@ -281,10 +366,12 @@ class DataParallelExtended(StrategyExtendedV1):
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
         self.rows.reset()
-        context = tf.distribute.experimental.ValueContext(
-            self.communicator.rank, self.communicator.size
-        )
-        return value_fn(context)
+        first, total = self.replicas.first, self.replicas.total
+        values = [
+            value_fn(tf.distribute.experimental.ValueContext(number, total))
+            for number in range(first, first + self.replicas.count)
+        ]
+        return values[0] if len(values) == 1 else PerReplica(values)
 
     def _make_dataset_iterator(self, dataset: Any) -> Any:
         return iter(self._experimental_distribute_dataset(dataset, None))
@@ -297,7 +384,7 @@ class DataParallelExtended(StrategyExtendedV1):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return self.communicator.size
+        return self.replicas.total
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
@@ -333,12 +420,49 @@ class DataParallelExtended(StrategyExtendedV1):
         return 0
 
     def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
-        del replica_id
-        return self.communicator.rank
+        return self.replicas.first + replica_id
 
     @property
     def _global_batch_size(self) -> bool:
         return True
+
+
+class _ReplicaContext(tf.distribute.ReplicaContext):
+    """A replica context whose `merge_call` waits for the other replicas of the worker."""
+
+    def _merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        extended: Any = self.strategy.extended
+        replica = extended.replicas.current
+        if replica is None or replica.lockstep is None:
+            return super()._merge_call(merge_fn, args, kwargs)
+
+        def merge(everyones: list[Any]) -> Any:
+            grouped = tf.nest.map_structure(lambda *leaves: PerReplica(leaves), *everyones)
+            return super(_ReplicaContext, self)._merge_call(merge_fn, *grouped)
+
+        return replica.lockstep.meet((args, kwargs), merge)
+
+
+def _check(size: int, shares: Shares, exact: int | None) -> None:
+    if len(shares.units) != size:
+        raise ConfigError(
+            f"shares are for {len(shares.units)} workers, {list(shares.units)}, but there are "
+            f"{size}. Give one number for each worker."
+        )
+    if exact is None:
+        return
+    if exact < 1 or exact % size:
+        fits = [n for n in range(1, exact + 1) if exact % n == 0]
+        raise ConfigError(
+            f"{size} workers can't share {exact} virtual shards evenly; expected a number of "
+            f"workers among {fits}, or a number of shards that {size} divides, such as "
+            f"{size * -(-max(exact, 1) // size)}."
+        )
+    if len(set(shares.units)) > 1:
+        raise ConfigError(
+            f"shares {list(shares.units)} and exact={exact} exclude each other: in exact mode "
+            "every worker has as many virtual shards. Leave one of them out."
+        )
 
 
 def _as_tensor(value: Any) -> Any:

@@ -10,13 +10,13 @@ from drumbeat.strategies.data_parallel import DataParallelStrategy
 
 
 def _parallel(strategy: Any) -> DataParallelStrategy | None:
-    if isinstance(strategy, DataParallelStrategy) and strategy.communicator.size > 1:
+    if isinstance(strategy, DataParallelStrategy) and strategy.num_replicas_in_sync > 1:
         return strategy
     return None
 
 
 def of_model(model: Any) -> DataParallelStrategy | None:
-    """The strategy `model` was built under, when it is ours with more than one worker."""
+    """The strategy `model` was built under, when it is ours with more than one replica."""
     return _parallel(getattr(model, "distribute_strategy", None))
 
 
@@ -32,12 +32,12 @@ def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
 
 
 def in_replica() -> DataParallelStrategy | None:
-    """Our strategy, when the caller runs inside its `run` and has other workers beside it."""
+    """Our strategy, when the caller runs inside its `run` and has other replicas beside it."""
     if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
         return None
     return _parallel(tf.distribute.get_strategy())
 
 
 def at_hand() -> DataParallelStrategy | None:
-    """Our strategy with several workers, when the caller is in its scope or its `run`."""
+    """Our strategy with several replicas, when the caller is in its scope or its `run`."""
     return _parallel(tf.distribute.get_strategy())

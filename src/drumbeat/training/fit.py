@@ -16,10 +16,10 @@ import tensorflow as tf
 from drumbeat import keras_internals as touch
 from drumbeat.cluster.identity import Identity
 from drumbeat.data.distributed import DistributedDataset
-from drumbeat.data.shares import share_of
+from drumbeat.data.rows import Span
 from drumbeat.errors import DataError
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import current, randomness, state_sync
+from drumbeat.training import current, divergence, randomness, stopping
 
 logger = logging.getLogger("drumbeat")
 
@@ -74,20 +74,30 @@ def _own_errors(strategy: DataParallelStrategy) -> Iterator[None]:
 
 
 class _Together(keras.callbacks.Callback):
-    """Starts all workers of a fit from the chief's state and stops them after the same epoch."""
+    """Starts all workers of a fit from the chief's state, and keeps their state and ways alike.
+
+    Stands behind the user's callbacks.
+    """
 
     def __init__(self, strategy: DataParallelStrategy) -> None:
         super().__init__()
         self._communicator = strategy.communicator
 
     def on_train_begin(self, logs: Any = None) -> None:
-        # After the user's callbacks, which may have restored the chief's model.
-        state_sync.take_chiefs(self.model, self._communicator)
+        # The user's callbacks may have restored the chief's model.
+        divergence.take_chiefs(self.model, self._communicator)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # Set here or at the beginning, it ends the epoch after its first batch.
+        stopping.agree(self.model, "stop_training", self._communicator)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        model: Any = self.model
-        stop = np.array([bool(model.stop_training)], np.int64)
-        model.stop_training = bool(self._communicator.all_reduce_numpy(stop, "max")[0])
+        divergence.mend(self.model, self._communicator, f"at the end of epoch {epoch + 1}")
+        stopping.agree(self.model, "stop_training", self._communicator)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        # Here some callbacks bring back older weights.
+        divergence.mend(self.model, self._communicator, "at the end of fit")
 
 
 def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,15 +112,9 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         _prepare(self, strategy)
         arguments = signature.bind(self, *args, **kwargs).arguments
         given: Any = arguments.get("callbacks")
-        together = _Together(strategy)
-        if isinstance(given, keras.callbacks.CallbackList):
-            together.set_model(self)
-            add: Any = given
-            add.append(together)
-        else:
-            arguments["callbacks"] = [*_as_list(given), together]
-        with _own_errors(strategy):
-            return original(**arguments)
+        behind = [_Together(strategy), *stopping.watchers(given, strategy.communicator)]
+        with _own_errors(strategy), _followed(given, behind, self) as callbacks:
+            return original(**arguments | {"callbacks": callbacks})
 
     return fit
 
@@ -128,21 +132,38 @@ def _warn_of_training_alone(env: Mapping[str, str]) -> None:
     )
 
 
-def _as_list(callbacks: Any) -> list[Any]:
-    if callbacks is None:
-        return []
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+@contextlib.contextmanager
+def _followed(given: Any, behind: list[keras.callbacks.Callback], model: Any) -> Iterator[Any]:
+    """What to give Keras as callbacks within this: the user's `given`, then those of `behind`."""
+    if not isinstance(given, keras.callbacks.CallbackList):
+        yield [*(callback for callback in keras.tree.flatten(given) if callback), *behind]
+        return
+    # Keras takes such a list as it is, and so does the next fit that it's given to.
+    before = list(given.callbacks)
+    for callback in behind:
+        callback.set_model(model)
+    given.callbacks.extend(behind)
+    try:
+        yield given
+    finally:
+        given.callbacks[:] = before
 
 
 def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
         current.adopt_optimizer(self.optimizer, self.distribute_strategy)
         strategy = current.of_model(self)
         if strategy is None or kwargs.get("_use_cached_eval_dataset"):
             return original(self, *args, **kwargs)
         _prepare(self, strategy)
-        with _own_errors(strategy):
-            return original(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        given = bound.arguments.get("callbacks")
+        behind = stopping.watchers(given, strategy.communicator)
+        with _own_errors(strategy), _followed(given, behind, self) as callbacks:
+            bound.arguments["callbacks"] = callbacks
+            return original(*bound.args, **bound.kwargs)
 
     return evaluate
 
@@ -160,14 +181,24 @@ def _prepare(model: Any, strategy: DataParallelStrategy) -> None:
 
 
 def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
     def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = current.of_model(self)
         if strategy is None:
             return original(self, *args, **kwargs)
         _prepare(self, strategy)
+        bound = signature.bind(self, *args, **kwargs)
+        given = bound.arguments.get("callbacks")
+        behind = stopping.watchers(given, strategy.communicator)
         # Keras fetches each batch eagerly here, however many it runs at once.
-        with _own_errors(strategy), strategy.extended.rows.listen() as rows:
-            outputs = original(self, *args, **kwargs)
+        with (
+            _own_errors(strategy),
+            _followed(given, behind, self) as callbacks,
+            strategy.extended.rows.listen() as rows,
+        ):
+            bound.arguments["callbacks"] = callbacks
+            outputs = original(*bound.args, **bound.kwargs)
         order = _batch_order(rows, strategy)
         return tf.nest.map_structure(lambda part: _whole(part, order, strategy), outputs)
 
@@ -225,7 +256,6 @@ def strategy_rows(data: dict[str, Any], strategy: DataParallelStrategy) -> dict[
     """This worker's rows of each array in `data`, and record what share of the whole they are."""
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
     total = int(np.shape(leaves[0])[0])
-    rank, size = strategy.communicator.rank, strategy.communicator.size
-    start, stop = share_of(rank, total, size)
-    strategy.extended.rows.record([stop - start, total])
+    start, stop = strategy.extended.shares.rows_of(strategy.communicator.rank, total)
+    strategy.extended.rows.record(Span(start, stop - start, total))
     return tf.nest.map_structure(lambda leaf: leaf if leaf is None else leaf[start:stop], data)

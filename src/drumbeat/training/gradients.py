@@ -24,7 +24,6 @@ def integrate() -> None:
     touch.wrap(touch.OPTIMIZER_APPLY, _apply)
     touch.wrap(touch.LOSS_SCALE_APPLY, _apply)
     touch.wrap(touch.OPTIMIZER_ALL_REDUCE, _all_reduce)
-    touch.wrap(touch.NEXT_SEED, _next_seed)
 
 
 def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,14 +100,19 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = current.in_replica()
         if strategy is None:
             return original(self, grads, trainable_variables)
-        grads = strategy.extended.reduce_gradients(list(grads))
-        _reduced.depth = 1
-        try:
-            return original(self, grads, trainable_variables)
-        finally:
-            _reduced.depth = 0
+        return strategy.extended.update_once(
+            list(grads), lambda reduced: _with_reduced(original, self, reduced, trainable_variables)
+        )
 
     return apply
+
+
+def _with_reduced(original: Callable[..., Any], *args: Any) -> Any:
+    _reduced.depth = 1
+    try:
+        return original(*args)
+    finally:
+        _reduced.depth = 0
 
 
 def _all_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,17 +122,3 @@ def _all_reduce(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, grads_and_vars)
 
     return all_reduce_sum_gradients
-
-
-def _next_seed(original: Callable[..., Any]) -> Callable[..., Any]:
-    def next_seed(self: Any, ordered: bool = True) -> Any:
-        seed = original(self, ordered)
-        strategy = current.in_replica()
-        if strategy is None or strategy.is_chief:
-            return seed
-        # The generator's state stays alike on all workers; only what is drawn from it
-        # differs. A large odd stride keeps one worker's seeds off another's counters.
-        stride = 0x9E3779B1 * strategy.communicator.rank % 2**31
-        return seed + tf.cast(tf.constant([stride, 0], tf.int64), seed.dtype)
-
-    return next_seed

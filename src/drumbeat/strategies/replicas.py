@@ -1,0 +1,197 @@
+"""Runs a replica function: once, or once for each virtual shard that this worker holds."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+from drumbeat.data.distributed import rows_of
+from drumbeat.data.rows import BatchRows, Span, num_rows
+from drumbeat.data.shares import cut
+from drumbeat.strategies.lockstep import Lockstep
+from drumbeat.tf_internals import PerReplica, thread_scopes
+
+
+class Replica:
+    """One run of a replica function.
+
+    Attributes:
+        number: Which of all replicas of the job it is.
+        absent: Whether it has no rows in this step and runs on a row of zeros: a bool
+            tensor; None where it surely has some.
+        lockstep: Where it meets the other replicas of this worker; None when it is alone.
+    """
+
+    def __init__(
+        self, number: int, find_span: Callable[[], Span], lockstep: Lockstep | None
+    ) -> None:
+        self.number = number
+        self.absent: Any = None
+        self.lockstep = lockstep
+        self._find_span = find_span
+        self._spans: dict[Any, Span] = {}
+
+    def span(self) -> Span:
+        """The rows of the global batch that it holds."""
+        # A tensor belongs to the graph that it was made in, such as a branch's.
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if graph not in self._spans:
+            self._spans[graph] = self._find_span()
+        return self._spans[graph]
+
+
+class Replicas:
+    """The replicas of one worker.
+
+    Args:
+        rows: Where input iterators record the span of the worker's batch.
+        rank: This worker.
+        world_size: Number of workers.
+        count: Replicas in each worker.
+        context: Makes the replica context of the replica with that number.
+    """
+
+    def __init__(
+        self,
+        rows: BatchRows,
+        *,
+        rank: int,
+        world_size: int,
+        count: int,
+        context: Callable[[int], AbstractContextManager[Any]],
+    ) -> None:
+        self.count = count
+        self.total = world_size * count
+        self.first = rank * count
+        self._rows = rows
+        self._context = context
+        self._local = threading.local()
+        self._lifted: Any = weakref.WeakKeyDictionary()
+
+    @property
+    def current(self) -> Replica | None:
+        """The replica that the caller runs in."""
+        return getattr(self._local, "replica", None)
+
+    def run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What `fn` returns: its result, or for several replicas `PerReplica` values."""
+        if self.count == 1:
+            rows = num_rows((args, kwargs))
+            replica = Replica(self.first, lambda: self._rows.span(rows), None)
+            return self._as(replica, fn, args, kwargs)
+        if isinstance(fn, tf.types.experimental.PolymorphicFunction) and tf.executing_eagerly():
+            return self._lift(fn)(*args, **kwargs)
+        return self._run_shards(fn, args, kwargs)
+
+    def _as(self, replica: Replica, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        outer = self.current
+        self._local.replica = replica
+        try:
+            with self._context(replica.number):
+                return fn(*args, **kwargs)
+        finally:
+            self._local.replica = outer
+
+    def _lift(self, fn: Any) -> Any:
+        """`fn` run by the replicas within one graph: they can't meet from graphs of their own."""
+        if fn not in self._lifted:
+            inner = fn.python_function
+            self._lifted[fn] = tf.function(
+                lambda *args, **kwargs: self._run_shards(inner, args, kwargs),
+                reduce_retracing=True,
+            )
+        return self._lifted[fn]
+
+    def _run_shards(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        # What runs when they meet belongs to none of them, but to the worker.
+        return self._as(
+            Replica(self.first, lambda: self._rows.span(num_rows((args, kwargs))), None),
+            self._in_lockstep,
+            (fn, args, kwargs),
+            {},
+        )
+
+    def _in_lockstep(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        lockstep = Lockstep(thread_scopes())
+        functions = []
+        split = _Split(args, kwargs, self)
+        for index in range(self.count):
+            own_args, own_kwargs = split.take(index)
+            rows = num_rows((own_args, own_kwargs))
+            replica = Replica(
+                self.first + index, _span_of(self._rows, split, index, rows), lockstep
+            )
+            functions.append(
+                lambda replica=replica, args=own_args, kwargs=own_kwargs: self._as(
+                    replica, fn, args, kwargs
+                )
+            )
+        return _regroup(lockstep.run(functions))
+
+
+def _span_of(rows: BatchRows, split: _Split, index: int, local_rows: Any) -> Callable[[], Span]:
+    return lambda: rows.span(local_rows) if split.bounds is None else split.span(index)
+
+
+class _Split:
+    """The worker's batch, cut into its virtual shards.
+
+    Tensors with as many rows as the batch are cut; values that have a component for
+    each replica give it that; all else goes to every replica.
+    """
+
+    def __init__(self, args: Any, kwargs: Any, replicas: Replicas) -> None:
+        self._data = (args, kwargs)
+        self._rows = num_rows(self._data)
+        leaves = tf.nest.flatten(self._data)
+        self.bounds: list[Any] | None = None
+        if self._rows is None or any(isinstance(leaf, PerReplica) for leaf in leaves):
+            return
+        self._worker = replicas._rows.span(self._rows)
+        start, rows, total = self._worker
+        inner = [
+            tf.clip_by_value(cut(replicas.first + i, replicas.total, total), start, start + rows)
+            for i in range(1, replicas.count)
+        ]
+        self.bounds = [start, *inner, start + rows]
+
+    def span(self, index: int) -> Span:
+        """The rows of the global batch in shard `index`."""
+        assert self.bounds is not None  # noqa: S101
+        start, stop = self.bounds[index], self.bounds[index + 1]
+        return Span(start, stop - start, self._worker.total)
+
+    def take(self, index: int) -> tuple[Any, Any]:
+        """The arguments for replica `index`."""
+
+        def part(leaf: Any) -> Any:
+            if isinstance(leaf, PerReplica):
+                return leaf.values[index]
+            own = None if self.bounds is None else num_rows(leaf)
+            if own is None or (isinstance(own, int) and own != self._rows):
+                return leaf
+            assert self.bounds is not None  # noqa: S101
+            offset = self._worker.start
+            start, stop = self.bounds[index] - offset, self.bounds[index + 1] - offset
+            whole = tf.equal(tf.cast(own, tf.int64), self._worker.rows)
+            zero = tf.zeros([], tf.int64)
+            return rows_of(leaf, tf.where(whole, start, zero), tf.where(whole, stop, own))
+
+        args, kwargs = tf.nest.map_structure(part, self._data)
+        return args, kwargs
+
+
+def _regroup(results: list[Any]) -> Any:
+    """One structure with a `PerReplica` value wherever the replicas returned tensors."""
+
+    def group(*leaves: Any) -> Any:
+        if not tf.is_tensor(leaves[0]):
+            return leaves[0]
+        return PerReplica(leaves)
+
+    return tf.nest.map_structure(group, *results)
