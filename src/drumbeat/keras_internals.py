@@ -16,6 +16,9 @@ from typing import Any
 
 import keras
 
+# The one metric that stands for those given to compile(), and has no public name.
+from keras.src.trainers.compile_utils import CompileMetrics as CompileMetrics
+
 from drumbeat.errors import ConfigError
 
 
@@ -171,6 +174,12 @@ METRIC_INIT = Touch(
     parameters=("dtype", "name"),
     why="a metric's result() outside of the strategy's run is that of all workers",
 )
+METRIC_VARIABLE = Touch(
+    module="keras.src.metrics.metric",
+    name="Metric.add_variable",
+    parameters=("shape", "initializer"),
+    why="what all workers have counted is added to what a variable starts from once",
+)
 IS_DATASET = Touch(
     module="keras.src.trainers.data_adapters",
     name="is_tf_dataset",
@@ -280,3 +289,9 @@ def wrap(touch: Touch, make: Callable[[Callable[..., Any]], Callable[..., Any]])
     original = getattr(owner, touch.attribute)
     replacement = functools.wraps(original)(make(original))
     setattr(owner, touch.attribute, replacement)
+
+
+def inner_metrics(metric: keras.Metric) -> list[keras.Metric]:
+    """The metrics that `metric` holds, such as the one that stands for all given to compile()."""
+    held = metric.metrics if isinstance(metric, CompileMetrics) else metric._metrics
+    return [inner for inner in held if inner is not None]

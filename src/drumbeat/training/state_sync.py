@@ -1,20 +1,21 @@
-"""State that workers gather separately, made one: metrics, and moving statistics of layers."""
+"""Metrics that workers count separately, made one."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.collectives.communicator import Communicator
-from drumbeat.training import current
+from drumbeat.training import current, divergence
 
 
 def integrate() -> None:
@@ -23,6 +24,7 @@ def integrate() -> None:
     touch.wrap(touch.COMPILED_LOSS, _compiled_loss)
     touch.wrap(touch.MEAN_UPDATE, _mean_update)
     touch.wrap(touch.METRIC_INIT, _metric_init)
+    touch.wrap(touch.METRIC_VARIABLE, _add_variable)
 
 
 _compiled = threading.local()
@@ -57,11 +59,10 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = current.of_model(self)
         if strategy is None:
             return original(self, logs)
-        average_drifted(self, strategy.communicator)
+        divergence.average_drifted(self, strategy)
         with as_they_are():
             local = _read(self.get_metrics_result())
-        variables = [variable for metric in self.metrics for variable in metric.variables]
-        with combined(variables, strategy.communicator):
+        with combined(self.metrics, strategy.communicator):
             result = original(self, logs)
             if result is not logs:
                 return _read(result)
@@ -74,19 +75,22 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
 def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        strategy = current.at_hand()
-        if strategy is None:
-            return
         for cls in type(self).__mro__:
-            if "result" in cls.__dict__ and not hasattr(cls.__dict__["result"], _OF_ALL_WORKERS):
-                cls.result = _result(cls.__dict__["result"])
-        # Not by setattr, in which Keras looks for layers and variables to track.
-        self.__dict__["_drumbeat_strategy"] = strategy
+            for name, wrapper in (("result", _result), ("reset_state", _reset_state)):
+                function = cls.__dict__.get(name)
+                if function is not None and not hasattr(function, _OURS):
+                    replacement = functools.wraps(function)(wrapper(function))
+                    setattr(replacement, _OURS, True)
+                    setattr(cls, name, tf.autograph.experimental.do_not_convert(replacement))
+        strategy = current.at_hand()
+        if strategy is not None:
+            # Not by setattr, in which Keras looks for layers and variables to track.
+            self.__dict__["_drumbeat_strategy"] = strategy
 
     return init
 
 
-_OF_ALL_WORKERS = "_drumbeat_of_all_workers"
+_OURS = "_drumbeat_replaced"
 
 
 def _result(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,16 +100,14 @@ def _result(original: Callable[..., Any]) -> Callable[..., Any]:
     worker's, outside every worker has to ask for it.
     """
 
-    @functools.wraps(original)
     def result(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = self.__dict__.get("_drumbeat_strategy")
         if strategy is None or _combined.depth or current.in_replica() is not None:
             return original(self, *args, **kwargs)
-        with combined(self.variables, strategy.communicator, f"result of metric {self.name}"):
+        with combined([self], strategy.communicator, f"result of metric {self.name}"):
             return _read(original(self, *args, **kwargs))
 
-    setattr(result, _OF_ALL_WORKERS, True)
-    return tf.autograph.experimental.do_not_convert(result)
+    return result
 
 
 class _Depth(threading.local):
@@ -127,56 +129,155 @@ def as_they_are() -> Iterator[None]:
 
 @contextlib.contextmanager
 def combined(
-    variables: Sequence[Any], communicator: Communicator, name: str = "metrics"
+    metrics: Sequence[Any], communicator: Communicator, name: str = "metrics"
 ) -> Iterator[None]:
-    """Within this, metric variables hold the state of all workers; after it, this worker's again.
+    """Within this, metrics hold the state of all workers; after it, this worker's again.
 
-    They are combined by their `aggregation` ("sum" by default, also "mean";
-    "only_first_replica" takes the chief's), so the result is what one worker would
-    have counted.
+    Variables are combined by their `aggregation`. "sum", the default: what the
+    workers have added to the value that the variable starts from. "mean": their mean;
+    "only_first_replica": the chief's. So the result is what one worker would have
+    counted, where a variable adds up what it sees. A metric with a method
+    `merge_state(metrics)`, as in Keras 2, is combined by that instead.
     """
+    merging = list(_merging(metrics))
+    mergers = {id(variable) for metric in merging for variable in metric.variables}
+    variables = [v for m in metrics for v in m.variables if id(v) not in mergers]
     added = [v for v in variables if v.aggregation in ("none", "sum", "mean")]
     chiefs = [v for v in variables if v.aggregation == "only_first_replica"]
-    local = [tf.identity(v.value) for v in (*added, *chiefs)]
-    totals: list[Any] = communicator.all_reduce(local[: len(added)], "sum", name=name)
-    for variable, total in zip(added, totals, strict=True):
-        variable.assign(total / communicator.size if variable.aggregation == "mean" else total)
-    values = communicator.broadcast(local[len(added) :], name=name)
+    merged = [v for metric in merging for v in metric.variables]
+    local = [tf.identity(v.value) for v in (*added, *chiefs, *merged)]
+    _add_up(added, communicator, name)
+    values = communicator.broadcast([v.value for v in chiefs], name=name)
     for variable, value in zip(chiefs, values, strict=True):
         variable.assign(value)
+    for metric in merging:
+        _merge(metric, communicator, name)
     try:
         with as_they_are():
             yield
     finally:
-        for variable, value in zip((*added, *chiefs), local, strict=True):
+        for variable, value in zip((*added, *chiefs, *merged), local, strict=True):
             variable.assign(value)
 
 
-def average_drifted(model: Any, communicator: Communicator) -> None:
-    """Make float weights that aren't trained and differ between workers their mean.
+def _add_up(variables: Sequence[Any], communicator: Communicator, name: str) -> None:
+    """Assign to each of `variables` its sum, or mean, over the workers."""
+    starts = [_start_of(v) if v.aggregation != "mean" else None for v in variables]
+    added = [
+        v.value if start is None else v.value - start
+        for v, start in zip(variables, starts, strict=True)
+    ]
+    totals: list[Any] = communicator.all_reduce(added, "sum", name=name)
+    for variable, start, total in zip(variables, starts, totals, strict=True):
+        if variable.aggregation == "mean":
+            total = total / communicator.size
+        variable.assign(total if start is None else total + start)
 
-    Such as the moving statistics of BatchNormalization.
+
+def _merging(metrics: Sequence[Any]) -> Iterator[Any]:
+    """Those of `metrics`, and of the metrics they hold, that have a `merge_state`."""
+    for metric in metrics:
+        if callable(getattr(metric, "merge_state", None)):
+            yield metric
+        else:
+            yield from _merging(touch.inner_metrics(metric))
+
+
+def _merge(metric: Any, communicator: Communicator, name: str) -> None:
+    """Give `metric` the chief's state and let it merge those of the other workers into it."""
+    everyones = [communicator.all_gather(v.value[None], name=name) for v in metric.variables]
+    for variable, values in zip(metric.variables, everyones, strict=True):
+        variable.assign(values[0])
+    others = [
+        _stand_in(metric, [values[rank] for values in everyones])
+        for rank in range(1, communicator.size)
+    ]
+    with as_they_are():
+        metric.merge_state(others)
+
+
+def _stand_in(metric: Any, values: list[Any]) -> SimpleNamespace:
+    """The metric as another worker has it: its attributes, with `values` as its variables."""
+    value_of = {id(v): value for v, value in zip(metric.variables, values, strict=True)}
+    own = {key: value_of.get(id(value), value) for key, value in vars(metric).items()}
+    return SimpleNamespace(**own | {"variables": values, "weights": values})
+
+
+# What metric variables start from ------------------------------------------------
+
+# On a variable: the function that gives the value it started from, or that value.
+_START = "_drumbeat_start"
+
+
+def _start_of(variable: Any) -> Any | None:
+    """The value of a metric's variable after it was made or last reset; None for zeros."""
+    start = getattr(variable, _START, None)
+    if callable(start):
+        with tf.init_scope():
+            start = start()
+        setattr(variable, _START, start)
+    return start
+
+
+def _add_variable(original: Callable[..., Any]) -> Callable[..., Any]:
+    def add_variable(self: Any, shape: Any, initializer: Any, *args: Any, **kwargs: Any) -> Any:
+        variable = original(self, shape, initializer, *args, **kwargs)
+        initializer = keras.initializers.get(initializer)
+        if not isinstance(initializer, keras.initializers.Zeros):
+            # Asked for when it's needed: in a graph the variable has no value yet.
+            setattr(variable, _START, lambda: initializer(variable.shape, variable.dtype))
+        return variable
+
+    return add_variable
+
+
+class _Resetting(threading.local):
+    def __init__(self) -> None:
+        self.metrics: set[int] = set()
+
+
+_resetting = _Resetting()
+
+
+def _reset_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Metric.reset_state` that remembers what the variables start from after it."""
+
+    def reset_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # The outermost of calls through super() is the one; what holds others leaves it to them.
+        if id(self) in _resetting.metrics or isinstance(self, touch.CompileMetrics):
+            return original(self, *args, **kwargs)
+        _resetting.metrics.add(id(self))
+        try:
+            result = original(self, *args, **kwargs)
+        finally:
+            _resetting.metrics.discard(id(self))
+        # Keras's own metrics start from zeros: no need to read them.
+        zeros = type(self).reset_state.__module__.startswith("keras.src.metrics")
+        for variable in self.variables:
+            setattr(variable, _START, None if zeros else _remember(self, variable))
+        return result
+
+    return reset_state
+
+
+def _remember(metric: Any, variable: Any) -> Any:
+    if not tf.executing_eagerly():
+        return functools.partial(_after_reset, metric, variable)
+    value = tf.identity(variable.value)
+    return value if np.any(value) else None
+
+
+def _after_reset(metric: Any, variable: Any) -> Any | None:
+    """What `variable` holds after the metric's reset, found by trying it.
+
+    For a reset inside a graph, which has no values to remember.
     """
-    drifted = _differing(
-        [w for w in model.non_trainable_weights if w.dtype.startswith(("float", "bfloat"))],
-        communicator,
-    )
-    totals: list[Any] = communicator.all_reduce([tf.convert_to_tensor(v) for v in drifted], "sum")
-    for variable, total in zip(drifted, totals, strict=True):
-        variable.assign(total / communicator.size)
-
-
-def _differing(variables: list[Any], communicator: Communicator) -> list[Any]:
-    """Those of `variables` that don't have the same bytes on all workers.
-
-    Equal ones are left alone: a mean of equal values can differ from them by rounding.
-    """
-    if not variables:
-        return []
-    sums = np.array([zlib.crc32(v.numpy().tobytes()) for v in variables], np.int64)
-    low = communicator.all_reduce_numpy(sums, "min")
-    high = communicator.all_reduce_numpy(sums, "max")
-    return [v for v, same in zip(variables, low == high, strict=True) if not same]
+    before = [tf.identity(v.value) for v in metric.variables]
+    metric.reset_state()
+    start = getattr(variable, _START)
+    for v, value in zip(metric.variables, before, strict=True):
+        v.assign(value)
+    return start
 
 
 def _read(results: Any) -> Any:
@@ -216,14 +317,3 @@ def _own_logs(
 
 def _is_number(value: Any) -> bool:
     return np.ndim(value) == 0 and np.asarray(value).dtype.kind in "fiu"
-
-
-def take_chiefs(model: Any, communicator: Communicator) -> None:
-    """Give `model`, its optimizer and its starting epoch the chief's values on every worker."""
-    variables = [*model.variables, *(model.optimizer.variables if model.optimizer else ())]
-    values = communicator.broadcast([tf.convert_to_tensor(v) for v in variables])
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-    epoch = np.array([-1 if model._initial_epoch is None else model._initial_epoch], np.int64)
-    epoch = int(communicator.broadcast_numpy(epoch)[0])
-    model._initial_epoch = None if epoch < 0 else epoch
