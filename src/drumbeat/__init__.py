@@ -6,31 +6,46 @@ is the explicit spelling for scripts of their own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import tensorflow as tf
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "strategy"]
 
 
-def strategy() -> tf.distribute.Strategy:
+def strategy(
+    *, exact: int | None = None, shares: Sequence[int] | Literal["auto"] | None = None
+) -> tf.distribute.Strategy:
     """The strategy that fits this process's cluster.
 
     With several workers (under `drumbeat run`, or with TF_CONFIG set): synchronous
     data-parallel training, as a `tf.distribute.Strategy` for `scope()`, `run()` and
     the rest of that class's methods. Alone: TensorFlow's default strategy.
 
+    Args:
+        exact: Exact mode: weights have the same bytes for every number of workers that
+            divides this number of virtual shards, into which each global batch is cut.
+            `num_replicas_in_sync` is this number then. Also for one process alone.
+            None: as `drumbeat run --exact` says, or not.
+        shares: How many rows of each global batch each worker takes, in relation to the
+            others: [2, 1] gives the first worker twice as many as the second, "auto"
+            measures the workers' speed while they train. The batches stay the same, so
+            does the result. None: as `drumbeat run --shares` says, or equal parts.
+
     Returns:
         The same strategy at every call in a process.
 
     Raises:
-        drumbeat.errors.ConfigError: TF_CONFIG or the Keras backend can't be used.
+        drumbeat.errors.ConfigError: TF_CONFIG, the Keras backend or an argument can't
+            be used.
         drumbeat.errors.CollectiveError: The other workers can't be reached.
     """
     from drumbeat.strategies import choose
     from drumbeat.training.integrate import integrate
 
     integrate()
-    return choose.strategy()
+    return choose.strategy(exact=exact, shares=shares)

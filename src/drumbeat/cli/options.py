@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from drumbeat import __version__
+from drumbeat.cluster.identity import EXACT_SHARDS
 from drumbeat.launch import parent, settings
 from drumbeat.launch.start import run_job
 
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 
 _MACHINES = "On several machines"
+_SAME = "The same model, to the bit or on uneven machines"
 _SELDOM = "Seldom needed"
 # Optional, not `X | None`: typer evaluates these at run time, on Python 3.10 too.
 Number = Optional[int]  # noqa: UP045
@@ -101,6 +103,41 @@ def run(
             "--run-dir", metavar="FOLDER", help="For logs (default runs/<script>-<time>/)."
         ),
     ] = None,
+    exact: Annotated[
+        bool,
+        typer.Option(
+            "--exact",
+            help="The same bytes for 1, 2, 4 or 8 workers; slower.",
+            rich_help_panel=_SAME,
+        ),
+    ] = False,
+    exact_shards: Annotated[
+        Number,
+        typer.Option(
+            "--exact-shards",
+            metavar="N",
+            help=f"--exact for all numbers of workers that divide N (default {EXACT_SHARDS}).",
+            rich_help_panel=_SAME,
+        ),
+    ] = None,
+    shares: Annotated[
+        Text,
+        typer.Option(
+            "--shares",
+            metavar="2,1|auto",
+            help="Rows of each batch that go to each worker, or measure it.",
+            rich_help_panel=_SAME,
+        ),
+    ] = None,
+    seed: Annotated[
+        Number,
+        typer.Option(
+            "--seed",
+            metavar="N",
+            help="Seed before the script starts (default: new each run; 0 with --exact).",
+            rich_help_panel=_SAME,
+        ),
+    ] = None,
     collectives: Annotated[
         str,
         typer.Option(
@@ -153,6 +190,9 @@ def run(
         run_dir=run_dir,
         collectives=collectives,
         keep_tf_strategies=keep_tf_strategies,
+        exact=EXACT_SHARDS if exact and exact_shards is None else exact_shards,
+        shares=shares,
+        seed=seed,
         start_timeout_s=start_timeout,
         collective_timeout_s=collective_timeout,
     )

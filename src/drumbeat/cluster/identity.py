@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from drumbeat.errors import ConfigError
 
 COLLECTIVES = ("mpi", "tensorflow")
+AUTO_SHARES = "auto"
+EXACT_SHARDS = 8
+"""Virtual shards of exact mode where nobody says how many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,9 @@ class Identity:
             starts, alike on all workers; None leaves them alone.
         keep_tf_strategies: Leave `tf.distribute.MultiWorkerMirroredStrategy` as
             TensorFlow made it.
+        exact: Number of virtual shards in exact mode; None outside of it.
+        shares: How much of each global batch each worker takes: a number for each, or
+            "auto" to measure it; None for equal parts.
     """
 
     rank: int
@@ -44,6 +50,8 @@ class Identity:
     timeout_s: float
     seed: int | None = None
     keep_tf_strategies: bool = False
+    exact: int | None = None
+    shares: tuple[int, ...] | str | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -63,6 +71,8 @@ class Identity:
             "DRUMBEAT_COLLECTIVE_TIMEOUT_S": repr(self.timeout_s),
             "DRUMBEAT_SEED": "" if self.seed is None else str(self.seed),
             "DRUMBEAT_KEEP_TF_STRATEGIES": str(int(self.keep_tf_strategies)),
+            "DRUMBEAT_EXACT": "" if self.exact is None else str(self.exact),
+            "DRUMBEAT_SHARES": shares_text(self.shares),
         }
 
     @classmethod
@@ -86,6 +96,8 @@ class Identity:
                 timeout_s=float(env["DRUMBEAT_COLLECTIVE_TIMEOUT_S"]),
                 seed=int(env["DRUMBEAT_SEED"]) if env["DRUMBEAT_SEED"] else None,
                 keep_tf_strategies=bool(int(env["DRUMBEAT_KEEP_TF_STRATEGIES"])),
+                exact=int(env["DRUMBEAT_EXACT"]) if env["DRUMBEAT_EXACT"] else None,
+                shares=parse_shares(env["DRUMBEAT_SHARES"]),
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(
@@ -98,3 +110,30 @@ class Identity:
                 f"DRUMBEAT_COLLECTIVES is {identity.collectives!r}; expected one of {COLLECTIVES}."
             )
         return identity
+
+
+def parse_shares(text: str) -> tuple[int, ...] | str | None:
+    """Inverse of `shares_text`: "2,1", "auto" or "".
+
+    Raises:
+        ConfigError: Something else, or a share below 1.
+    """
+    if text in ("", AUTO_SHARES):
+        return text or None
+    try:
+        shares = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        shares = (0,)
+    if min(shares) < 1:
+        raise ConfigError(
+            f"shares are {text!r}; expected a whole number above 0 for each worker, such as 2,1 "
+            "where the first takes twice as many rows as the second, or auto."
+        )
+    return shares
+
+
+def shares_text(shares: tuple[int, ...] | str | None) -> str:
+    """As `--shares` and the environment have them."""
+    if shares is None or isinstance(shares, str):
+        return shares or ""
+    return ",".join(map(str, shares))

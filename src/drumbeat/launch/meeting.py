@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from drumbeat import __version__
+from drumbeat.cluster.identity import shares_text
 from drumbeat.errors import RendezvousError
 from drumbeat.launch.failures import Failure
 from drumbeat.launch.ports import PortReservation, network_interface, reserve_ports
@@ -126,6 +127,9 @@ class Meeting:
                 "collectives": settings.collectives,
                 "ps": str(settings.ps),
                 "keep_tf_strategies": str(settings.keep_tf_strategies),
+                "exact": str(settings.exact),
+                "shares": shares_text(settings.shares),
+                "seed": str(settings.seed),
             },
             interface=_interface(host),
         )

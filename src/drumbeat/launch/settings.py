@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from drumbeat.cluster.address import parse_address
+from drumbeat.cluster.identity import parse_shares, shares_text
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
@@ -22,6 +23,8 @@ COLLECTIVES_CHOICES = ("auto", "mpi", "tensorflow")
 DEFAULT_START_TIMEOUT_S = 300.0
 DEFAULT_COLLECTIVE_TIMEOUT_S = 600.0
 MAX_PROCESSES = 1024
+EXACT_SEED = 0
+"""Exact mode promises the same bytes for any number of workers, so also run after run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +42,9 @@ class RunArguments:
         run_dir: Folder for this run's files.
         collectives: "auto", "mpi" or "tensorflow".
         keep_tf_strategies: Leave TensorFlow's strategies as they are.
+        exact: Number of virtual shards, for exact mode.
+        shares: "2,1" and such, or "auto".
+        seed: Of Python, NumPy and TensorFlow before the script starts.
         start_timeout_s: Deadline for everything before the script starts.
         collective_timeout_s: Deadline of one collective.
     """
@@ -53,6 +59,9 @@ class RunArguments:
     run_dir: str | None = None
     collectives: str = "auto"
     keep_tf_strategies: bool = False
+    exact: int | None = None
+    shares: str | None = None
+    seed: int | None = None
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
 
@@ -75,6 +84,9 @@ class RunSettings:
         run_name: Name of the default folder, before it is made unique.
         collectives: "auto", "mpi" or "tensorflow".
         keep_tf_strategies: Leave TensorFlow's strategies as they are.
+        exact: Number of virtual shards in exact mode, else None.
+        shares: A number for each worker, "auto", or None for equal parts.
+        seed: Alike on all workers; None for a new one each run.
         start_timeout_s: Deadline for everything before the script starts.
         collective_timeout_s: Deadline of one collective.
         platform: The cluster that TF_CONFIG described, if it decided the nodes.
@@ -96,6 +108,9 @@ class RunSettings:
     run_name: str
     collectives: str
     keep_tf_strategies: bool
+    exact: int | None
+    shares: tuple[int, ...] | str | None
+    seed: int | None
     start_timeout_s: float
     collective_timeout_s: float
     platform: ClusterSpec | None = None
@@ -140,6 +155,9 @@ def plan_run(
     place = _place(arguments, env)
     ps = arguments.ps or 0
     workers = 1 if arguments.workers is None else arguments.workers
+    shares = parse_shares(arguments.shares or "")
+    if place.nodes == 1 and not place.lone_task:
+        _check_shares(workers, shares, arguments.exact)
     notes = [*place.notes]
     if arguments.workers is None and not place.platform and _OURS & set(arguments.command[1:]):
         notes.append(
@@ -172,6 +190,9 @@ def plan_run(
         run_name=run_name(arguments, now),
         collectives=arguments.collectives,
         keep_tf_strategies=arguments.keep_tf_strategies,
+        exact=arguments.exact,
+        shares=shares,
+        seed=EXACT_SEED if arguments.exact and arguments.seed is None else arguments.seed,
         start_timeout_s=arguments.start_timeout_s,
         collective_timeout_s=arguments.collective_timeout_s,
         platform=place.platform,
@@ -228,6 +249,8 @@ def _check_numbers(arguments: RunArguments) -> None:
         ("--ps", arguments.ps, 0, MAX_PROCESSES, "parameter servers"),
         ("--nodes", arguments.nodes, 1, MAX_PROCESSES, "nodes"),
         ("--node-rank", arguments.node_rank, 0, MAX_PROCESSES - 1, "this node's number"),
+        ("--exact-shards", arguments.exact, 1, MAX_PROCESSES, "virtual shards"),
+        ("--seed", arguments.seed, 0, 2**32 - 1, "seed"),
     )
     for option, value, low, high, meaning in limits:
         if value is not None and not low <= value <= high:
@@ -243,6 +266,23 @@ def _check_numbers(arguments: RunArguments) -> None:
         raise ConfigError(
             f"--collectives is {shown(arguments.collectives)}; expected one of "
             f"{listed(COLLECTIVES_CHOICES)}."
+        )
+
+
+def _check_shares(workers: int, shares: tuple[int, ...] | str | None, exact: int | None) -> None:
+    """What the strategy would say later, in every worker; on several nodes only it can."""
+    if isinstance(shares, tuple) and len(shares) != workers:
+        raise ConfigError(
+            f"--shares is {shares_text(shares)}, but there are {workers} workers; expected a "
+            "number for each."
+        )
+    if exact and shares is not None:
+        raise ConfigError("--exact gives every worker equal parts; leave out --shares.")
+    if exact and exact % workers:
+        raise ConfigError(
+            f"{workers} workers can't share {exact} virtual shards evenly. Give -n a divisor of "
+            f"{exact}, or --exact-shards a multiple of {workers}, such as "
+            f"{workers * -(-exact // workers)}."
         )
 
 

@@ -2,45 +2,59 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from drumbeat.cluster import ClusterSpec, Identity
+from drumbeat.cluster.identity import AUTO_SHARES
 from drumbeat.collectives.choose import communicator
 from drumbeat.collectives.communicator import Communicator
+from drumbeat.data.shares import Shares
 from drumbeat.errors import ConfigError
 from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.strategies.determinism import same_bytes_everywhere
 
 logger = logging.getLogger("drumbeat")
 
 DEFAULT_TIMEOUT_S = 600.0  # Deadline of a collective outside `drumbeat run`.
 
+_made: dict[str, DataParallelStrategy] = {}
 
-def strategy(env: Mapping[str, str] | None = None) -> tf.distribute.Strategy:
+
+def strategy(
+    env: Mapping[str, str] | None = None,
+    *,
+    exact: int | None = None,
+    shares: Sequence[int] | str | None = None,
+) -> tf.distribute.Strategy:
     """The strategy for this process's cluster.
 
     Under `drumbeat run` and wherever TF_CONFIG names more than one worker: a
     `DataParallelStrategy`. Alone: TensorFlow's default strategy, which costs
-    nothing. A process has one data-parallel strategy; later calls return the same.
+    nothing, but in exact mode. A process has one data-parallel strategy; later calls
+    return the same.
 
     Args:
         env: Environment to read; `os.environ` when None.
+        exact: Number of virtual shards; None for what `drumbeat run` was told.
+        shares: How much each worker takes, "auto", or None for what `drumbeat run` was
+            told.
 
     Raises:
-        ConfigError: TF_CONFIG is wrong, or this task takes no part in synchronous
-            training (ps, evaluator).
+        ConfigError: TF_CONFIG is wrong, this task takes no part in synchronous
+            training (ps, evaluator), or `exact` or `shares` don't fit the workers.
         CollectiveError: The other workers can't be reached.
     """
     env = os.environ if env is None else env
     cluster = ClusterSpec.from_env(env)
     identity = Identity.from_env(env)
-    if cluster is None or (identity is None and cluster.world_size == 1):
+    alone = cluster is None or (identity is None and cluster.world_size == 1)
+    if alone and exact is None and (identity is None or identity.exact is None):
         return tf.distribute.get_strategy()
-    return _data_parallel(cluster, identity)
+    return _the_one(cluster, identity, exact, shares)
 
 
 def multi_worker(env: Mapping[str, str] | None = None) -> DataParallelStrategy:
@@ -49,11 +63,37 @@ def multi_worker(env: Mapping[str, str] | None = None) -> DataParallelStrategy:
     What `tf.distribute.MultiWorkerMirroredStrategy()` returns under `drumbeat run`.
     """
     env = os.environ if env is None else env
-    return _data_parallel(ClusterSpec.from_env(env), Identity.from_env(env))
+    return _the_one(ClusterSpec.from_env(env), Identity.from_env(env), None, None)
 
 
-@functools.cache
-def _data_parallel(cluster: ClusterSpec | None, identity: Identity | None) -> DataParallelStrategy:
+def _the_one(
+    cluster: ClusterSpec | None,
+    identity: Identity | None,
+    exact: int | None,
+    shares: Sequence[int] | str | None,
+) -> DataParallelStrategy:
+    """The strategy of this process, made at the first call."""
+    if "strategy" not in _made:
+        if identity is not None:
+            exact = identity.exact if exact is None else exact
+            shares = identity.shares if shares is None else shares
+        _made["strategy"] = _data_parallel(cluster, identity, exact, shares)
+    made = _made["strategy"].extended
+    if exact not in (None, made.exact):
+        raise ConfigError(
+            f"exact={exact} was asked for, but the strategy of this process was made with "
+            f"exact={made.exact} before. Ask for it in the first call, or with drumbeat run "
+            "--exact-shards."
+        )
+    return _made["strategy"]
+
+
+def _data_parallel(
+    cluster: ClusterSpec | None,
+    identity: Identity | None,
+    exact: int | None,
+    shares: Sequence[int] | str | None,
+) -> DataParallelStrategy:
     if cluster is not None:
         task = cluster.task
         if task is not None and cluster.rank_of(task) < 0:
@@ -64,7 +104,25 @@ def _data_parallel(cluster: ClusterSpec | None, identity: Identity | None) -> Da
         cluster, note = cluster.without_ps()
         if note:
             logger.warning(note)
-    return DataParallelStrategy(_communicator(cluster, identity), _resolver(cluster))
+    if exact is not None:
+        same_bytes_everywhere()
+    joined = _communicator(cluster, identity)
+    return DataParallelStrategy(
+        joined,
+        _resolver(cluster),
+        shares=None if shares is None or shares == AUTO_SHARES else _shares(shares),
+        measure_shares=shares == AUTO_SHARES,
+        exact=exact,
+    )
+
+
+def _shares(given: Sequence[int] | str) -> Shares:
+    if isinstance(given, str) or not given or any(int(n) != n or n < 1 for n in given):
+        raise ConfigError(
+            f"shares are {given!r}; expected a whole number above 0 for each worker, such as "
+            f"[2, 1], or {AUTO_SHARES!r}."
+        )
+    return Shares.of([int(n) for n in given])
 
 
 def _communicator(cluster: ClusterSpec | None, identity: Identity | None) -> Communicator:

@@ -58,6 +58,7 @@ class DataParallelStrategy(tf.distribute.Strategy):
         cluster_resolver: What the property of that name returns; scripts ask it
             for `task_type` and `task_id`.
         shares: How much of each global batch each worker takes; equal by default.
+        measure_shares: Start with these and follow the workers' speed.
         exact: Number of virtual shards; None for one replica in each worker.
 
     Raises:
@@ -71,6 +72,7 @@ class DataParallelStrategy(tf.distribute.Strategy):
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None = None,
         *,
         shares: Shares | None = None,
+        measure_shares: bool = False,
         exact: int | None = None,
     ) -> None:
         shares = Shares.equal(communicator.size) if shares is None else shares
