@@ -9,7 +9,9 @@ worker's alone. A scenario that raises leaves its traceback instead.
 
 from __future__ import annotations
 
+import functools
 import json
+import logging.handlers
 import os
 import sys
 import time
@@ -878,6 +880,149 @@ def one_worker_stops():
     model = dense_model()
     history = model.fit(x, y, epochs=5, verbose=0, callbacks=[Stop()])
     return {"epochs": np.array(len(history.history["loss"]))}
+
+
+def stop(attribute, at=None):
+    """A hook by which the last worker alone stops, in its call `at`."""
+    calls = []
+
+    def hook(callback, *_, **__):
+        calls.append(None)
+        if RANK == SIZE - 1 and at in (None, len(calls)):
+            setattr(callback.model, attribute, True)
+
+    return hook
+
+
+def with_hook(name, hook):
+    return type("Stop", (keras.callbacks.Callback,), {name: hook})()
+
+
+@scenario
+def one_worker_stops_within_an_epoch():
+    x, y = data(90)
+    model = dense_model(keras.optimizers.SGD(0.1))
+
+    def steps_of_fit(callbacks, **arguments):
+        before = int(model.optimizer.iterations)
+        model.fit(x, y, batch_size=10, epochs=2, verbose=0, callbacks=callbacks, **arguments)
+        return int(model.optimizer.iterations) - before
+
+    training = functools.partial(stop, "stop_training")
+    of_the_model = with_hook("set_model", lambda self, model: setattr(self, "_model", model))
+    inside = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: training_at_4(of_the_model)
+    )
+    training_at_4 = training(at=4)
+    mine = [with_hook("on_train_batch_end", training(at=5))] if RANK == SIZE - 1 else None
+    nested = keras.callbacks.CallbackList([with_hook("on_batch_end", training(at=3))], model=model)
+    alone = keras.callbacks.CallbackList(
+        with_hook("on_batch_end", training(at=2)), add_history=True, model=model
+    )
+    steps = [
+        steps_of_fit(with_hook("on_train_batch_end", training(at=3))),
+        steps_of_fit([[with_hook("on_train_batch_begin", training(at=3))]]),
+        steps_of_fit([with_hook("on_train_begin", training())]),
+        steps_of_fit([with_hook("on_epoch_begin", training(at=2))]),
+        steps_of_fit([of_the_model, inside]),
+        steps_of_fit(mine),
+        steps_of_fit([nested]),
+        steps_of_fit(alone),
+        steps_of_fit(alone) + len(alone.callbacks),
+    ]
+    # In the validation of each epoch, the second batch is its last.
+    batches = [0]
+    count = keras.callbacks.LambdaCallback(
+        on_test_batch_end=lambda batch, logs: batches.append(batch)
+    )
+    stops = with_hook("on_test_batch_begin", stop("stop_evaluating", at=2))
+    steps_of_fit([stops, count], validation_data=pipeline(x, y, 20))
+    scores = model.evaluate(
+        x, y, 20, verbose=0, callbacks=with_hook("on_test_begin", stop("stop_evaluating"))
+    )
+    ends = with_hook("on_predict_batch_end", stop("stop_predicting", at=2))
+    predictions = model.predict(x, 20, verbose=0, callbacks=[ends])
+    return outcome(
+        model,
+        steps=np.array(steps),
+        batches=np.array(batches),
+        scores=np.array(scores),
+        predictions=predictions,
+    )
+
+
+# keras.callbacks.TerminateOnNaN sees a NaN a step before the workers whose rows are well.
+@scenario
+def not_a_number_on_one_worker():
+    x, y = data(90)
+    x[29] = np.nan
+    model = dense_model(keras.optimizers.SGD(0.1), steps_per_execution=2)
+    history = model.fit(
+        pipeline(x, y, 10),
+        epochs=2,
+        verbose=0,
+        validation_data=(x[:20], y[:20]),
+        callbacks=[keras.callbacks.TerminateOnNaN()],
+    )
+    return {
+        "steps": model.optimizer.iterations.numpy(),
+        "finite": np.isfinite(history.history["loss"]),
+    }
+
+
+def messages(train):
+    """What drumbeat logs while `train` runs."""
+    records = logging.handlers.BufferingHandler(1000)
+    logging.getLogger("drumbeat").addHandler(records)
+    try:
+        train()
+    finally:
+        logging.getLogger("drumbeat").removeHandler(records)
+    return np.array([record.getMessage() for record in records.buffer])
+
+
+@scenario
+def one_worker_changes_its_state():
+    x, y = data(90)
+    model = dense_model(keras.optimizers.Adam(0.01))
+
+    class Alone(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if RANK == 1 and batch == 2:
+                self.model.optimizer.learning_rate = 0.5
+
+        def on_train_end(self, logs=None):
+            if RANK == SIZE - 1:
+                self.model.set_weights([w * 2 for w in self.model.get_weights()])
+
+    logged = messages(lambda: model.fit(x, y, epochs=2, verbose=0, callbacks=[Alone()]))
+    return {
+        "own_logged": logged,
+        "learning_rate": model.optimizer.learning_rate.numpy(),
+        **{f"per_size_{i}": v.numpy() for i, v in enumerate(model.optimizer.variables)},
+        **{f"per_size_weight_{i}": w for i, w in enumerate(model.get_weights())},
+    }
+
+
+@scenario
+def collectives_of_a_fit():
+    x, y = data(100)
+    model = dense_model()
+    communicator = strategy.extended.communicator
+    quiet = [keras.callbacks.EarlyStopping("loss"), keras.callbacks.LearningRateScheduler(float)]
+    loud = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+
+    def collectives(rows, *callbacks):
+        before = communicator._sequence
+        model.fit(x[:rows], y[:rows], batch_size=10, verbose=0, callbacks=[*quiet, *callbacks])
+        return communicator._sequence - before
+
+    collectives(20)
+    return {
+        "per_size_nine_steps": np.array(collectives(90)),
+        "per_size_ten_steps": np.array(collectives(100)),
+        "per_size_ten_watched": np.array(collectives(100, loud)),
+    }
 
 
 @scenario

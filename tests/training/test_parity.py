@@ -23,6 +23,9 @@ LOOSER = {"embedding_sparse_gradients": {"rtol": 1e-4, "atol": 1e-5}}
 # On two workers alone: they ask nothing of the number of workers.
 TWO_ARE_ENOUGH = {
     "class_weights",
+    "collectives_of_a_fit",
+    "not_a_number_on_one_worker",
+    "one_worker_stops_within_an_epoch",
     "fit_pydataset_threads",
     "fit_strings",
     "jit_compile_is_refused_kindly",
@@ -264,3 +267,38 @@ def test_what_scenarios_mean_to_show(outcomes: Path, size: int) -> None:
     assert load(outcomes, "explicit_spelling_is_the_same_strategy", size, 0)["same"]
     mine = load(outcomes, "custom_train_step", size, 0)["per_size_mine"]
     np.testing.assert_allclose(mine, (size - 1) / 2)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", (1, 2))
+def test_workers_stop_after_the_step_in_which_one_does(outcomes: Path, size: int) -> None:
+    stopped = load(outcomes, "one_worker_stops_within_an_epoch", size, 0)
+    # In two epochs of 9 steps; the last case has one more for the list of callbacks, which
+    # has the user's and a History again.
+    assert stopped["steps"].tolist() == [3, 3, 1, 10, 4, 5, 3, 2, 18 + 2]
+    assert stopped["batches"].tolist() == [0, 0, 1, 0, 1, 2, 3, 4]
+    assert len(stopped["predictions"]) == 40
+    ended = load(outcomes, "not_a_number_on_one_worker", size, 0)
+    assert ended["steps"] == 4
+    assert ended["finite"].tolist() == [False]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_what_one_worker_changes_is_mended_and_told(outcomes: Path, size: int) -> None:
+    chief, *others = each_rank(outcomes, "one_worker_changes_its_state", size)
+    rate, moments, weights = (str(text) for text in chief["own_logged"])
+    assert rate.startswith("At the end of epoch 1, optimizer variables differed between workers: ")
+    assert "adam/learning_rate (by up to 49 of its largest value)" in rate
+    assert "on worker 1. All workers go on with the chief's." in rate
+    assert "epoch 2" in moments
+    assert weights.startswith("At the end of fit, weights differed between workers: sequential")
+    assert f" and 3 more, on worker {size - 1}." in weights
+    assert all(not len(other["own_logged"]) for other in others)
+
+
+@pytest.mark.timeout(900)
+def test_a_step_is_one_collective_unless_a_callback_may_stop_it(outcomes: Path) -> None:
+    counts = load(outcomes, "collectives_of_a_fit", 2, 0)
+    assert counts["per_size_ten_steps"] == counts["per_size_nine_steps"] + 1
+    assert counts["per_size_ten_watched"] == counts["per_size_ten_steps"] + 10
