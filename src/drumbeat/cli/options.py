@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from drumbeat import __version__
+from drumbeat.cli.check import check
 from drumbeat.cluster.identity import EXACT_SHARDS
 from drumbeat.launch import parent, settings
 from drumbeat.launch.start import run_job
@@ -199,3 +200,10 @@ def run(
     raise typer.Exit(
         run_job(arguments, dict(os.environ), argv=sys.argv, preload=parent.DEFAULT_PRELOAD)
     )
+
+
+app.command(
+    context_settings={"allow_interspersed_args": False},
+    no_args_is_help=True,
+    options_metavar="[OPTIONS] [--]",
+)(check)

@@ -100,6 +100,7 @@ class Agent:
         self._watch: Watch | None = None
         self._signals: list[signal.Signals] = []
         self._stopped = asyncio.Event()
+        self._decided: Outcome | None = None
         self._hurry = asyncio.Event()
         self._grace_s = STOP_GRACE_S
         self._began_s = 0.0
@@ -122,6 +123,11 @@ class Agent:
             await asyncio.gather(work, stopped, return_exceptions=True)
             await self._clean_up()
         return outcome
+
+    def stop(self, outcome: Outcome) -> None:
+        """Ends the job, which `run` then returns with `outcome`. To be called in its event loop."""
+        self._decided = outcome
+        self._stopped.set()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -152,6 +158,8 @@ class Agent:
             number = self._signals[0]
             await self._meeting.tell(signal_failure(self._settings.node_rank, number).to_event())
             return Outcome(code=128 + number)
+        if self._decided is not None:
+            return self._decided
         try:
             return work.result()
         except DrumbeatError as error:
@@ -331,9 +339,16 @@ class Agent:
             run_dir=str(self._run_dir),
             name=task.name,
             timeout_s=self._settings.collective_timeout_s,
-            seed=int(self._meeting.client.job_id, 16) % 2**32,
+            seed=self._seed(),
             keep_tf_strategies=self._settings.keep_tf_strategies,
+            exact=self._settings.exact,
+            shares=self._settings.shares,
         )
+
+    def _seed(self) -> int:
+        given = self._settings.seed
+        # The same on all nodes, and another one each run.
+        return int(self._meeting.client.job_id, 16) % 2**32 if given is None else given
 
     async def _clean_up(self) -> None:
         if self._parent is not None:

@@ -22,15 +22,24 @@ _MAX_SAME_SECOND = 1000
 def make_run_dir(settings: RunSettings) -> Path:
     """Makes the run's folder and returns its absolute path.
 
+    Raises:
+        ConfigError: It can't be made or written.
+    """
+    return make_folder(settings.run_dir, settings.run_name)
+
+
+def make_folder(given: Path | None, name: str) -> Path:
+    """Makes the folder `given`, or else `runs/<name>`, and returns its absolute path.
+
     A folder given with --run-dir may exist; the default one never does, so that
     two runs that start in the same second do not share it.
 
     Raises:
         ConfigError: It can't be made or written.
     """
-    wanted = settings.run_dir or DEFAULT_PARENT / settings.run_name
+    wanted = given or DEFAULT_PARENT / name
     try:
-        if settings.run_dir is not None:
+        if given is not None:
             wanted.mkdir(parents=True, exist_ok=True)
             made = wanted
         else:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
 from drumbeat.launch.signals import exit_quietly
 
 STDOUT_FD = 1
+LIMIT_CODE = 124  # As timeout(1) has it.
+_POLL_S = 0.05
 
 
 def run_job(
@@ -26,7 +29,7 @@ def run_job(
     argv: list[str],
     preload: str,
 ) -> int:
-    """Runs the job, or this node's part of it, and returns the exit code.
+    """Runs the job, or this node's part of it, on the screen and returns the exit code.
 
     0: every worker succeeded. 128 + signal: the agent was stopped by it.
     Otherwise the code of the worker that failed first, or of the error.
@@ -36,6 +39,33 @@ def run_job(
         environ: The environment; workers inherit it.
         argv: The command line as typed, for the record.
         preload: Module that the parent imports; offers `install()`.
+
+    Raises:
+        ConfigError: The arguments or the environment can't be used.
+    """
+    return supervise(arguments, environ, argv=argv, preload=preload).code
+
+
+def supervise(
+    arguments: RunArguments,
+    environ: Mapping[str, str],
+    *,
+    argv: list[str],
+    preload: str,
+    output_fd: int = STDOUT_FD,
+    enough: Callable[[], bool] | None = None,
+    limit_s: float | None = None,
+) -> Outcome:
+    """As `run_job`, for callers that want to know how the job ended and when to end it.
+
+    Args:
+        arguments: See `run_job`.
+        environ: See `run_job`.
+        argv: See `run_job`.
+        preload: See `run_job`.
+        output_fd: Where the job's output goes.
+        enough: Asked often; the job is ended, with code 0, once it says True.
+        limit_s: The job is ended, with code `LIMIT_CODE`, when it has taken that long.
 
     Raises:
         ConfigError: The arguments or the environment can't be used.
@@ -56,10 +86,13 @@ def run_job(
         settings, folder=machine.folder, argv=argv, started=now.astimezone().isoformat()
     )
     _write(job_file, record)
-    console = Console(STDOUT_FD, environ)
+    console = Console(output_fd, environ)
+    agent = functools.partial(
+        Agent, settings, machine=machine, run_dir=run_dir, preload=preload, console=console
+    )
     outcome = Outcome(code=1, heading="drumbeat itself failed.")
     try:
-        outcome = asyncio.run(_run(settings, machine, run_dir, preload, console))
+        outcome = asyncio.run(_run(agent, enough, limit_s))
     finally:
         exit_quietly()
         ended = datetime.now().astimezone().isoformat()
@@ -69,7 +102,7 @@ def run_job(
         if outcome.summary:
             console.note(outcome.summary)
         console.close()
-    return outcome.code
+    return outcome
 
 
 def allowed_cpus() -> tuple[int, ...]:
@@ -80,10 +113,29 @@ def allowed_cpus() -> tuple[int, ...]:
 
 
 async def _run(
-    settings: RunSettings, machine: Machine, run_dir: Path, preload: str, console: Console
+    make_agent: Callable[[], Agent], enough: Callable[[], bool] | None, limit_s: float | None
 ) -> Outcome:
-    agent = Agent(settings, machine=machine, run_dir=run_dir, preload=preload, console=console)
-    return await agent.run()
+    agent = make_agent()
+    guard = asyncio.ensure_future(_guard(agent, enough, limit_s))
+    try:
+        return await agent.run()
+    finally:
+        guard.cancel()
+
+
+async def _guard(agent: Agent, enough: Callable[[], bool] | None, limit_s: float | None) -> None:
+    """Ends the agent's job when it is time to."""
+    if enough is None and limit_s is None:
+        return
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    while limit_s is None or clock() - began_s < limit_s:
+        if enough is not None and enough():
+            agent.stop(Outcome(code=0))
+            return
+        await asyncio.sleep(_POLL_S)
+    heading = f"The job was ended after {limit_s:g} s."
+    agent.stop(Outcome(code=LIMIT_CODE, heading=heading))
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:

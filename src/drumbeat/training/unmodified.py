@@ -15,8 +15,11 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat.cluster.identity import Identity
+from drumbeat.cluster.recording import Recording
 from drumbeat.data.pipelines import keep_alike
 from drumbeat.strategies import stand_in
+from drumbeat.strategies.determinism import same_bytes_everywhere
+from drumbeat.training import record
 from drumbeat.training.integrate import integrate
 
 
@@ -28,7 +31,8 @@ def install(env: Mapping[str, str] | None = None) -> None:
     come later and win. Makes `tf.distribute.MultiWorkerMirroredStrategy` yield our
     strategy, unless the run was told to keep TensorFlow's.
     """
-    identity = Identity.from_env(os.environ if env is None else env)
+    env = os.environ if env is None else env
+    identity = Identity.from_env(env)
     if identity is None:
         return
     if identity.rank < 0:
@@ -40,8 +44,13 @@ def install(env: Mapping[str, str] | None = None) -> None:
         random.seed(identity.seed)
         np.random.seed(identity.seed % 2**32)
         tf.random.set_seed(identity.seed)
+    if identity.exact is not None:
+        same_bytes_everywhere()
     if not identity.keep_tf_strategies:
-        if identity.world_size > 1:
+        recording = Recording.from_env(env)
+        if identity.world_size > 1 or recording is not None:
             keep_alike(identity.rank)
+        if recording is not None:
+            record.install(recording, identity)
         integrate()
         stand_in.install()

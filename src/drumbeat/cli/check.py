@@ -1,0 +1,209 @@
+"""`drumbeat check`: does a script train the same model on several workers as on one?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from drumbeat.cli import verdict
+from drumbeat.cluster.recording import Recording, StepRecord
+from drumbeat.control.differences import Run
+from drumbeat.control.findings import compare
+from drumbeat.errors import ConfigError
+from drumbeat.launch import environment, files, parent, settings
+from drumbeat.launch.agent import Outcome
+from drumbeat.launch.settings import RunArguments
+from drumbeat.launch.start import LIMIT_CODE, allowed_cpus, supervise
+
+DEFAULT_TIMEOUT_S = 600.0
+MAX_STEPS = 1000
+_SEED = 0  # The runs have to draw alike; which numbers does not matter.
+# Kinds of findings that may be the script's own chance; a second run on one worker shows it.
+_MAY_BE_CHANCE = {"initial_weights", "rows", "order", "gradient", "random", "batch_statistics"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be checked.
+
+    Attributes:
+        command: The script or module, then its own arguments.
+        is_module: The command is a module's name.
+        workers: How many workers are compared with one, at least 2.
+        steps: How many optimizer steps.
+        timeout_s: Deadline of each run.
+        folder: Where the runs have their folders; exists.
+        environ: The environment of the runs.
+    """
+
+    command: tuple[str, ...]
+    is_module: bool
+    workers: int
+    steps: int
+    timeout_s: float
+    folder: Path
+    environ: Mapping[str, str]
+
+
+def check(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT",
+            help="The script, or with -m the module; what follows it belongs to it.",
+        ),
+    ],
+    workers: Annotated[
+        int, typer.Option("-n", "--workers", metavar="N", help="Workers to compare with one.")
+    ] = 2,
+    steps: Annotated[
+        int, typer.Option("--steps", metavar="N", help="Optimizer steps to compare.")
+    ] = 5,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option("--timeout", metavar="SECONDS", help="For each of the runs.")
+    ] = DEFAULT_TIMEOUT_S,
+    run_dir: Annotated[
+        Optional[str],  # noqa: UP045  (typer evaluates it, on Python 3.10 too)
+        typer.Option(
+            "--run-dir", metavar="FOLDER", help="For logs (default runs/<script>-check-<time>/)."
+        ),
+    ] = None,
+) -> None:
+    """Compare a script's first steps on one worker and on N.
+
+    Runs the script twice, ends it after a few optimizer steps, and says in plain
+    words whether both train the same model, and if not, why. The exit code is 0
+    when they do, within rounding, and 1 when not.
+    """
+    plan = _plan(tuple(command), module, workers, steps, timeout, run_dir)
+    raise typer.Exit(_check(plan))
+
+
+def _plan(
+    command: tuple[str, ...],
+    is_module: bool,
+    workers: int,
+    steps: int,
+    timeout_s: float,
+    run_dir: str | None,
+) -> Plan:
+    arguments = RunArguments(command=command, is_module=is_module)
+    settings.check_command(arguments)
+    if not 2 <= workers <= settings.MAX_PROCESSES:
+        raise ConfigError(
+            f"-n is {workers}; expected 2 to {settings.MAX_PROCESSES}: the workers are compared "
+            "with one."
+        )
+    if not 1 <= steps <= MAX_STEPS:
+        raise ConfigError(f"--steps is {steps}; expected 1 to {MAX_STEPS}.")
+    if not 0 < timeout_s < float("inf"):
+        raise ConfigError(f"--timeout is {timeout_s}; expected a number of seconds above 0.")
+    name = settings.run_name(arguments, datetime.now())
+    stem, _, time = name.rpartition("-")
+    stem, _, date = stem.rpartition("-")
+    return Plan(
+        command=command,
+        is_module=is_module,
+        workers=workers,
+        steps=steps,
+        timeout_s=timeout_s,
+        folder=files.make_folder(Path(run_dir) if run_dir else None, f"{stem}-check-{date}-{time}"),
+        environ=_environ(os.environ, workers),
+    )
+
+
+def _environ(environ: Mapping[str, str], workers: int) -> dict[str, str]:
+    """The environment of all runs: alone, a worker counts on as many threads as among others.
+
+    The kernels of one thread and of several round differently.
+    """
+    share = environment.share_of(allowed_cpus(), (), 0, workers)
+    threads = {name: str(share.threads) for name in environment.THREAD_VARIABLES}
+    # The job is one of this machine, wherever it is that this runs.
+    return {**threads, **{k: v for k, v in environ.items() if k != "TF_CONFIG"}}
+
+
+def _check(plan: Plan) -> int:
+    one = _run(plan, 1, "one-worker")
+    if one is None:
+        return 128 + 2
+    screen = verdict.Screen(" ".join(plan.command[:1]), plan.steps)
+    if one.ending == "failed" or one.steps == 0:
+        return screen.show(compare(one, one), one, one, plan.folder)
+    many = _run(plan, plan.workers, f"{plan.workers}-workers")
+    if many is None:
+        return 128 + 2
+    findings = compare(one, many)
+    if any(finding.kind in _MAY_BE_CHANCE for finding in findings):
+        again = _run(plan, 1, "one-worker-again")
+        findings = compare(one, many, again)
+    return screen.show(findings, one, many, plan.folder)
+
+
+def _run(plan: Plan, workers: int, name: str) -> Run | None:
+    """Runs the script and reads what the workers recorded; None when it was interrupted."""
+    folder = plan.folder / name
+    recording = Recording(folder=folder / "steps", steps=plan.steps)
+    shutil.rmtree(recording.folder, ignore_errors=True)
+    recording.folder.mkdir(parents=True)
+    print(f"Running {plan.command[0]} on {_workers(workers)}…", flush=True)
+    with (folder / "screen.log").open("wb") as log:
+        outcome = supervise(
+            RunArguments(
+                command=plan.command,
+                is_module=plan.is_module,
+                workers=workers,
+                nodes=1,
+                run_dir=str(folder),
+                seed=_SEED,
+                collective_timeout_s=plan.timeout_s,
+            ),
+            {**plan.environ, **recording.to_env()},
+            argv=sys.argv,
+            preload=parent.DEFAULT_PRELOAD,
+            output_fd=log.fileno(),
+            enough=lambda: recording.is_complete(workers),
+            limit_s=plan.timeout_s,
+        )
+    records = [_read(recording, rank) for rank in range(workers)]
+    shutil.rmtree(recording.folder, ignore_errors=True)
+    if outcome.code > 128 and not outcome.heading:
+        return None
+    return Run(workers=tuple(records), ending=_ending(outcome, records, plan), text=_text(outcome))
+
+
+def _read(recording: Recording, rank: int) -> tuple[StepRecord, ...]:
+    found = []
+    for step in range(1, recording.steps + 1):
+        path = recording.path(rank, step)
+        if not path.exists():
+            break
+        found.append(StepRecord.from_bytes(path.read_bytes()))
+    return tuple(found)
+
+
+def _ending(outcome: Outcome, records: list[tuple[StepRecord, ...]], plan: Plan) -> str:
+    if all(len(steps) == plan.steps for steps in records):
+        return "steps"
+    if outcome.code == LIMIT_CODE and not outcome.body:
+        return "limit"
+    return "failed" if outcome.code else "script"
+
+
+def _text(outcome: Outcome) -> str:
+    return "\n".join(part for part in (outcome.heading, outcome.body) if part)
+
+
+def _workers(count: int) -> str:
+    return "one worker" if count == 1 else f"{count} workers"

@@ -1,0 +1,58 @@
+"""The runs of a script that are compared. Pure."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drumbeat.control.differences import Run, StepDifference, step_difference
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs that are compared.
+
+    Attributes:
+        one: On one worker.
+        many: On several.
+        again: On one worker once more, where there was reason to.
+    """
+
+    one: Run
+    many: Run
+    again: Run | None = None
+
+    @functools.cached_property
+    def steps(self) -> int:
+        """How many steps both runs have."""
+        return min(self.one.steps, self.many.steps)
+
+    @functools.cached_property
+    def differences(self) -> tuple[StepDifference, ...]:
+        """Step by step; empty where the runs trained models of different shapes."""
+        if not all(self.is_same_model(step) for step in range(1, self.steps + 1)):
+            return ()
+        return tuple(step_difference(self.one, self.many, s) for s in range(1, self.steps + 1))
+
+    @property
+    def n(self) -> int:
+        """How many workers the larger run had."""
+        return self.many.world_size
+
+    def is_same_model(self, step: int) -> bool:
+        """Whether a step updates variables of the same shapes by the same optimizer."""
+        a, b = self.one.at(step), self.many.at(step)
+        shapes = [[v.shape for v in record.variables] for record in (a, b)]
+        return shapes[0] == shapes[1] and a.optimizer == b.optimizer
+
+
+def some(names: Sequence[str], limit: int = 4) -> str:
+    """The first of `names`, and how many more there are."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
+
+
+def workers(count: int) -> str:
+    """How a number of workers is written: "one worker", "2 workers"."""
+    return "one worker" if count == 1 else f"{count} workers"

@@ -1,0 +1,260 @@
+"""What differs between a run on one worker and one on several, why, and what to do. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from drumbeat.cluster.recording import JIT
+from drumbeat.control import differences
+from drumbeat.control.batches import batch_findings
+from drumbeat.control.comparison import Comparison, some, workers
+from drumbeat.control.differences import Run, step_difference
+from drumbeat.control.finding import Finding
+from drumbeat.control.gradients import gradient_findings
+
+# Weights that start further apart, relative to their size, were drawn apart.
+STARTS_ALIKE = 1e-6
+_SCOPE = "with strategy.scope():"
+_UNREPEATABLE_WHY = (
+    "The script does not repeat itself: a second run on one worker differs from the first in the "
+    "same way. Something in it draws from a source that drumbeat does not seed: "
+    "np.random.default_rng() or random.Random() without a seed, the clock, os.urandom, the order "
+    "of a set of strings, or a service."
+)
+
+
+def compare(one: Run, many: Run, again: Run | None = None) -> tuple[Finding, ...]:
+    """Everything that is to be said about the two runs, the most telling first.
+
+    Args:
+        one: The run on one worker.
+        many: The run on several.
+        again: A second run on one worker: differences that it shows too are not the
+            workers' doing.
+    """
+    both = Comparison(one, many, again)
+    ended = _ended(both)
+    if both.steps == 0:
+        return ended or (_no_steps(both),)
+    for structure in (_not_together(both), _other_model(both)):
+        if structure:
+            return (structure, *ended)
+    found = [_initial_weights(both), *batch_findings(one, many), _learning_rate(both)]
+    if not any(finding and finding.spoils_gradients for finding in found):
+        found += gradient_findings(both)
+    found += [_workers_apart(both), *ended, _length(both), _compiled(both)]
+    return _with_repetition(tuple(f for f in found if f), both)
+
+
+def _with_repetition(findings: tuple[Finding, ...], both: Comparison) -> tuple[Finding, ...]:
+    """Puts the blame on the script's own chance where a second run on one worker shows it."""
+    if both.again is None:
+        return findings
+    chance = _not_repeated(both.one, both.again)
+    return tuple(
+        replace(finding, why=_UNREPEATABLE_WHY, do=_SEED) if finding.kind in chance else finding
+        for finding in findings
+    )
+
+
+def _not_repeated(one: Run, again: Run) -> set[str]:
+    """The kinds of findings in which two runs on one worker differ."""
+    steps = range(1, min(one.steps, again.steps) + 1)
+    if not steps or differences.values_apart(one.at(1), again.at(1)) > STARTS_ALIKE:
+        return {"initial_weights"} if steps else set()
+    if any(one.rows(step) != again.rows(step) for step in steps):
+        return {"rows", "order"}
+    if not all(step_difference(one, again, step).is_rounding for step in steps):
+        return {"gradient", "random", "batch_statistics"}
+    return set()
+
+
+_SEED = "Seed it, with the same number on every worker, and check again."
+
+
+def _no_steps(both: Comparison) -> Finding:
+    del both
+    return Finding(
+        kind="no_steps",
+        what="No optimizer step was seen, so there is nothing to compare.",
+        why=(
+            "The script does not train within what the check runs, or without a Keras 3 optimizer "
+            "(a hand-written update, tf_keras, another backend)."
+        ),
+        do="Check a script that calls fit(), train_on_batch() or optimizer.apply().",
+    )
+
+
+def _ended(both: Comparison) -> tuple[Finding, ...]:
+    found = []
+    for run in (both.one, both.many):
+        on = workers(run.world_size)
+        made = ", ".join(str(len(steps)) for steps in run.workers)
+        steps = f"{made} step{'' if made == '1' else 's'}"
+        if run.world_size > 1:
+            steps = f"steps made by each worker: {made}"
+        if run.ending == "failed":
+            found.append(
+                Finding(
+                    kind="failed",
+                    what=f"The script failed on {on} ({steps}).",
+                    why=run.text,
+                    do=_failed_advice(both, run),
+                )
+            )
+        if run.ending == "limit":
+            found.append(
+                Finding(
+                    kind="limit",
+                    what=f"The time was up before the script had made its steps on {on} ({steps}).",
+                    why="It takes long before or between its steps, waits for something, or has "
+                    "no more steps to make but does not end.",
+                    do="Give a longer --timeout, fewer --steps, or the script less to prepare.",
+                )
+            )
+    return tuple(found)
+
+
+def _failed_advice(both: Comparison, run: Run) -> str:
+    if run.world_size == 1:
+        return "Make it run on one worker first."
+    if len({len(steps) for steps in run.workers}) > 1:
+        return (
+            "The workers made different numbers of steps: look for a loop or a test that depends "
+            "on the rank. Every worker has to make every step."
+        )
+    if both.one.ending == "failed":
+        return "It fails on one worker too."
+    return "It does run on one worker: look for what depends on the rank or on TF_CONFIG."
+
+
+def _not_together(both: Comparison) -> Finding | None:
+    record = both.many.at(1)
+    if record.together:
+        return None
+    if record.in_scope:
+        return Finding(
+            kind="outside_run",
+            what=f"The {both.n} workers take their steps each for itself: no gradient is summed.",
+            why="The training step runs in the strategy's scope, but not through strategy.run().",
+            do="Call it as strategy.run(step, args=(batch,)).",
+        )
+    return Finding(
+        kind="not_in_scope",
+        what=f"{both.n} models are trained, one on each worker, instead of one model by all.",
+        why="The model was made outside of strategy.scope(), so no worker knows of the others.",
+        do="Make the model (or load it) and compile it within "
+        f"`strategy = tf.distribute.MultiWorkerMirroredStrategy()` and `{_SCOPE}`.",
+    )
+
+
+def _other_model(both: Comparison) -> Finding | None:
+    for step in range(1, both.steps + 1):
+        if both.is_same_model(step):
+            continue
+        a, b = both.one.at(step), both.many.at(step)
+        counts = [f"{len(r.variables)} variables by {r.optimizer}" for r in (a, b)]
+        return Finding(
+            kind="other_model",
+            what=f"Step {step} updates another model: {counts[0]} on one worker, {counts[1]} on "
+            f"{both.n}, or variables of other shapes.",
+            why="The script builds or chooses its model by the number of workers, their rank, or "
+            "its data.",
+            do="Build the same model for any number of workers.",
+        )
+    return None
+
+
+def _initial_weights(both: Comparison) -> Finding | None:
+    apart = differences.values_apart(both.one.at(1), both.many.at(1))
+    if not apart > STARTS_ALIKE:
+        return None
+    return Finding(
+        kind="initial_weights",
+        what=f"The trainings start from different weights (relative difference {apart:.1g}).",
+        why=(
+            "Random numbers are drawn before the model is built, or seeds are set, in a way that "
+            "depends on the rank or on the number of workers; or the second run found a "
+            "checkpoint or backup that the first one wrote."
+        ),
+        do="Seed the same way on all workers (keras.utils.set_random_seed), and remove old "
+        "checkpoints.",
+        spoils_gradients=True,
+    )
+
+
+def _learning_rate(both: Comparison) -> Finding | None:
+    for step in range(1, both.steps + 1):
+        rates = [run.at(step).learning_rate for run in (both.one, both.many)]
+        if not abs(rates[0] - rates[1]) > 1e-5 * abs(rates[0]):
+            continue
+        scaled = abs(rates[1] - both.n * rates[0]) < 0.01 * abs(rates[1])
+        what = f"The learning rate is {rates[0]:.6g} on one worker and {rates[1]:.6g} on {both.n}"
+        if scaled:
+            return Finding(
+                kind="learning_rate",
+                what=f"{what}, from step {step} on: it grows with the workers.",
+                why="The script multiplies it by the number of workers. That belongs to a global "
+                "batch that grows as well, as in many tutorials; here the batch is a global one "
+                "already.",
+                do="Leave it as it is for one worker, if the batch is the same.",
+            )
+        return Finding(
+            kind="learning_rate",
+            what=f"{what} in step {step}.",
+            why="It is computed from the number of workers or the rank, or its schedule counts "
+            "steps per epoch of another length.",
+            do="Compute it from the global batch alone.",
+        )
+    return None
+
+
+def _workers_apart(both: Comparison) -> Finding | None:
+    for step in range(1, both.many.steps + 1):
+        records = [steps[step - 1] for steps in both.many.workers]
+        sums = [[v.checksum for v in record.variables] for record in records]
+        apart = [rank for rank, own in enumerate(sums) if own != sums[0]]
+        if not apart:
+            continue
+        names = [
+            v.name
+            for v, *others in zip(records[0].variables, *sums, strict=False)
+            if len(set(others)) > 1
+        ]
+        return Finding(
+            kind="workers_apart",
+            what=f"The workers don't have the same weights after step {step} ({some(names)}).",
+            why="Their gradients are the same, so they started from different weights or changed "
+            "them by themselves: a variable made outside of the scope, weights loaded or assigned "
+            "on one worker only, constraints or optimizer settings that depend on the rank.",
+            do="Make and load weights in the scope, on every worker.",
+        )
+    return None
+
+
+def _length(both: Comparison) -> Finding | None:
+    if {both.one.ending, both.many.ending} & {"failed", "limit"}:
+        return None
+    if both.one.steps == both.many.steps:
+        return None
+    return Finding(
+        kind="steps",
+        what=f"The script makes {both.one.steps} steps on one worker, {both.many.steps} on "
+        f"{both.n}.",
+        why="It computes the number of steps or batches from the number of workers, or gives each "
+        "worker a part of the data that is cut once more.",
+        do="Give the whole data and the global batch size on every worker; they are cut for you.",
+    )
+
+
+def _compiled(both: Comparison) -> Finding | None:
+    if not both.one.facts(JIT):
+        return None
+    return Finding(
+        kind="jit",
+        what=f"{some(both.one.facts(JIT))} would be compiled by XLA on one worker; on {both.n} it "
+        "is not, and for the check it was not.",
+        why="XLA can't compile the communication within a step, and rounds a little differently.",
+        do="Nothing.",
+        harmless=True,
+    )

@@ -1,0 +1,352 @@
+"""Records the first optimizer steps of whatever a script trains, for `drumbeat check`.
+
+All ways to train end in `BaseOptimizer.apply`: `fit`, a `train_step` of one's own, a
+loop in Python or in a tf.function, several models. So that is where a step is
+recorded, with the gradients that the workers have summed; the batch was noted when
+`strategy.run` got it, the loss when a tape differentiated it. Nothing here acts
+outside of a check.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from drumbeat import keras_internals as touch
+from drumbeat.cluster import recording as kinds
+from drumbeat.cluster.identity import Identity
+from drumbeat.cluster.recording import Recording, StepRecord, VariableRecord
+from drumbeat.collectives.bridge import Bridge
+from drumbeat.data.rows import num_rows
+from drumbeat.strategies.data_parallel import DataParallelExtended, DataParallelStrategy
+from drumbeat.training import current
+from drumbeat.training.sketch import checksum, norm, row_digests, sketch
+
+# After the last step a worker waits for the others to record theirs, and then for its end:
+# what the script does after that is of no interest. It goes on if they need it.
+OTHERS_WAIT_S = 2.0
+END_WAIT_S = 60.0
+_POLL_S = 0.02
+# Operations that draw from a stream of their own: RandomUniform, StatefulStandardNormalV2...
+_RANDOM_OP = re.compile(
+    r"(Random|Stateful|Parameterized|Truncated).*(Uniform|Normal|Gamma|Poisson|Shuffle|Binomial)"
+    r"(Int|FullInt)?(V\d)?$|Multinomial$"
+)
+
+
+def install(recording: Recording, identity: Identity) -> None:
+    """Begin to record; to be called before `integrate`, so that gradients come in summed."""
+    recorder = Recorder(recording, identity.rank, identity.world_size)
+    touch.wrap(touch.OPTIMIZER_APPLY, recorder.around_apply)
+    touch.wrap(touch.LOSS_SCALE_APPLY, recorder.around_apply)
+    touch.wrap(touch.BATCH_MOMENTS, recorder.around_moments)
+    touch.wrap(touch.FIT, recorder.around_fit)
+    touch.wrap(touch.TRAIN_ON_BATCH, recorder.around_fit)
+    for owner, name, make in (
+        (tf.GradientTape, "gradient", recorder.around_gradient),
+        (keras.random.SeedGenerator, "next", recorder.around_seed),
+        (DataParallelExtended, "_call_for_each_replica", recorder.around_run),
+        (DataParallelExtended, "_experimental_distribute_dataset", recorder.around_dataset),
+        (DataParallelExtended, "_distribute_datasets_from_function", recorder.around_function),
+    ):
+        setattr(owner, name, make(getattr(owner, name)))
+
+
+class _Here(threading.local):
+    """What the thread at hand is in the middle of."""
+
+    def __init__(self) -> None:
+        self.in_apply = False
+        self.in_run = 0
+        self.differentiated: collections.deque[tuple[set[int], Any]] = collections.deque(maxlen=8)
+
+
+class Recorder:
+    """Writes a `StepRecord` for each of the first steps.
+
+    Args:
+        recording: What to record, and where.
+        rank: This worker.
+        world_size: How many workers there are.
+    """
+
+    def __init__(self, recording: Recording, rank: int, world_size: int) -> None:
+        self._recording = recording
+        self._rank = rank
+        self._world_size = world_size
+        self._steps = 0
+        self._rows: tuple[str, ...] | None = None
+        self._facts: set[tuple[str, str]] = set()
+        self._here = _Here()
+        self._bridge = Bridge(on_device=False)
+
+    # What happens in a step -------------------------------------------------
+
+    def around_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Notes the rows that `strategy.run` hands to the replica, and what that draws."""
+
+        def call(extended: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+            self._note_batch((args, kwargs))
+            self._here.in_run += 1
+            try:
+                result = original(extended, fn, args, kwargs)
+            finally:
+                self._here.in_run -= 1
+            if not tf.executing_eagerly():
+                self._note_random_ops()
+            return result
+
+        return call
+
+    def _note_batch(self, arguments: Any) -> None:
+        rows = num_rows(arguments)
+        if rows is None:
+            return
+        leaves = [_dense(leaf) for leaf in tf.nest.flatten(arguments) if _has_rows(leaf)]
+
+        def note(*arrays: np.ndarray) -> list[Any]:
+            if self._steps < self._recording.steps:
+                count = len(arrays[0])
+                self._rows = row_digests([a for a in arrays if len(a) == count])
+            return []
+
+        self._bridge(note, leaves, [])
+
+    def _note_random_ops(self) -> None:
+        graph = tf.compat.v1.get_default_graph().as_graph_def()
+        nodes = [*graph.node]
+        for function in graph.library.function:
+            nodes += function.node_def
+        for op in {node.op for node in nodes}:
+            if _RANDOM_OP.match(op):
+                self._facts.add((kinds.RANDOM_OP, op))
+
+    def around_moments(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Notes BatchNormalization that trains on the rows of its worker."""
+
+        def moments(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._here.in_run and not layer.synchronized:
+                self._facts.add((kinds.BATCH_STATISTICS, layer.name))
+            return original(layer, *args, **kwargs)
+
+        return moments
+
+    def around_seed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Notes the layers that draw random numbers."""
+
+        def next_seed(generator: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._here.in_run:
+                self._facts.add((kinds.RANDOM_LAYER, _layer_that_calls() or generator.name))
+            return original(generator, *args, **kwargs)
+
+        return next_seed
+
+    def around_gradient(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Keeps what a tape differentiates: the loss."""
+
+        def gradient(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(tape, target, *args, **kwargs)
+            found = {id(g) for g in tf.nest.flatten(result) if g is not None}
+            self._here.differentiated.append((found, target))
+            return result
+
+        return gradient
+
+    # What the script asks for -----------------------------------------------
+
+    def around_dataset(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Notes the auto-shard policy."""
+
+        def distribute(extended: Any, dataset: Any, options: Any) -> Any:
+            if isinstance(dataset, tf.data.Dataset):
+                policy = dataset.options().experimental_distribute.auto_shard_policy
+                if policy.name not in ("AUTO", "DATA"):
+                    self._facts.add((kinds.SHARDING, policy.name))
+            return original(extended, dataset, options)
+
+        return distribute
+
+    def around_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Notes that the script makes each worker's data itself."""
+
+        def distribute(extended: Any, dataset_fn: Any, options: Any) -> Any:
+            self._facts.add((kinds.SHARDING, "dataset function"))
+            return original(extended, dataset_fn, options)
+
+        return distribute
+
+    def around_fit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Switches XLA off, as it is on several workers: it can't compile a call of Python."""
+
+        def fit(*args: Any, **kwargs: Any) -> Any:
+            model = args[0] if args else kwargs["self"]
+            if model.jit_compile:
+                self._facts.add((kinds.JIT, model.name))
+                model.jit_compile = False
+                model.train_function = None
+            return original(*args, **kwargs)
+
+        return fit
+
+    # The step itself --------------------------------------------------------
+
+    def around_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Records the update that `apply` makes."""
+
+        def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            if self._here.in_apply:  # the optimizer within a LossScaleOptimizer
+                return original(optimizer, grads, trainable_variables)
+            grads = list(grads)
+            variables = list(trainable_variables or optimizer._trainable_variables)
+            before = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
+            loss = self._loss_of(optimizer, grads)
+            learning_rate = _learning_rate(optimizer)
+            self._here.in_apply = True
+            try:
+                result = original(optimizer, grads, trainable_variables)
+            finally:
+                self._here.in_apply = False
+            self._record(optimizer, (loss, learning_rate), grads, variables, before)
+            return result
+
+        return apply
+
+    def _loss_of(self, optimizer: Any, grads: Sequence[Any]) -> Any:
+        """The loss whose gradients these are, a float32 scalar; None where it can't be told."""
+        calls = list(self._here.differentiated)
+        ids = {id(g) for g in grads if g is not None}
+        # Gradients that were clipped or summed by hand are others than the tape's.
+        own = [target for found, target in calls if found & ids] or [t for _, t in calls]
+        if not own or not all(_is_at_hand(part) for part in tf.nest.flatten(own[-1])):
+            return None
+        parts = [tf.reduce_sum(tf.cast(p, tf.float32)) for p in tf.nest.flatten(own[-1])]
+        loss = tf.add_n(parts)
+        scale = getattr(optimizer, "dynamic_scale", None)
+        return loss if scale is None else loss / tf.cast(tf.convert_to_tensor(scale), loss.dtype)
+
+    def _record(
+        self,
+        optimizer: Any,
+        numbers: tuple[Any, Any],
+        grads: list[Any],
+        variables: list[Any],
+        before: list[Any],
+    ) -> None:
+        strategy = tf.distribute.get_strategy()
+        in_scope = isinstance(strategy, DataParallelStrategy)
+        together = current.in_replica() is not None
+        self._note_precision(variables)
+        loss_is_known = numbers[0] is not None
+        present = [index for index, grad in enumerate(grads) if grad is not None]
+        after = [tf.convert_to_tensor(v) for v in variables]
+        tensors = [numbers[0] if loss_is_known else tf.zeros([]), numbers[1]]
+        tensors += [*(tf.convert_to_tensor(grads[i]) for i in present), *before, *after]
+        names = [getattr(v, "path", v.name) for v in variables]
+
+        def record(loss: Any, learning_rate: Any, *arrays: np.ndarray) -> list[Any]:
+            if self._steps >= self._recording.steps:
+                return []
+            gradients = dict(zip(present, arrays, strict=False))
+            values = arrays[len(present) :]
+            half = len(names)
+            self._write(
+                StepRecord(
+                    loss=float(loss) if loss_is_known else None,
+                    rows=self._rows,
+                    together=together,
+                    in_scope=in_scope,
+                    optimizer=type(optimizer).__name__,
+                    learning_rate=float(learning_rate),
+                    variables=tuple(
+                        _variable(name, gradients.get(i), values[i], values[half + i])
+                        for i, name in enumerate(names)
+                    ),
+                    facts=tuple(sorted(self._facts)),
+                )
+            )
+            return []
+
+        self._bridge(record, tensors, [])
+
+    def _note_precision(self, variables: Sequence[Any]) -> None:
+        dtypes = {keras.config.dtype_policy().compute_dtype}
+        dtypes |= {str(tf.as_dtype(v.dtype).name) for v in variables}
+        for dtype in dtypes & {"float16", "bfloat16"}:
+            self._facts.add((kinds.HALF, str(dtype)))
+        enabled = tf.config.experimental.tensor_float_32_execution_enabled()
+        if enabled and tf.config.list_physical_devices("GPU"):
+            self._facts.add((kinds.TF32, "GPU"))
+
+    def _write(self, record: StepRecord) -> None:
+        self._steps += 1
+        path = self._recording.path(self._rank, self._steps)
+        new = path.with_suffix(".new")
+        new.write_bytes(record.to_bytes())
+        new.replace(path)
+        if self._steps == self._recording.steps:
+            self._wait_for_the_end()
+
+    def _wait_for_the_end(self) -> None:
+        began_s = time.monotonic()
+        while (waited_s := time.monotonic() - began_s) < END_WAIT_S:
+            if waited_s > OTHERS_WAIT_S and not self._recording.is_complete(self._world_size):
+                return
+            time.sleep(_POLL_S)
+
+
+def _variable(
+    name: str, gradient: np.ndarray | None, before: np.ndarray, after: np.ndarray
+) -> VariableRecord:
+    return VariableRecord(
+        name=name,
+        shape=tuple(after.shape),
+        gradient=() if gradient is None else sketch(gradient),
+        before=sketch(before),
+        after=sketch(after),
+        gradient_norm=0.0 if gradient is None else norm(gradient),
+        norm=norm(after),
+        checksum=checksum(after),
+    )
+
+
+def _learning_rate(optimizer: Any) -> Any:
+    return tf.cast(tf.convert_to_tensor(optimizer.learning_rate), tf.float32)
+
+
+def _is_at_hand(tensor: Any) -> bool:
+    """Whether `tensor` can be used in the code that runs, or is traced, just now."""
+    if not tf.is_tensor(tensor):
+        return False
+    if tf.executing_eagerly():
+        return not tf.is_symbolic_tensor(tensor)
+    return getattr(tensor, "graph", None) is tf.compat.v1.get_default_graph()
+
+
+def _has_rows(leaf: Any) -> bool:
+    return isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank != 0
+
+
+def _dense(leaf: Any) -> Any:
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.to_tensor()
+    return tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor) else leaf
+
+
+def _layer_that_calls() -> str:
+    """Name of the innermost Keras layer whose code is running, or ""."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, keras.layers.Layer):
+            return owner.name
+        frame = frame.f_back
+    return ""
