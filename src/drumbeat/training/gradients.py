@@ -59,6 +59,10 @@ def _reduce_values(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = current.in_replica()
         if strategy is None:
             return original(values, sample_weight, reduction)
+        if strategy.extended.absent is not None:
+            # Through moments taken over all workers, a row that stands in for none would
+            # reach the gradients of the others.
+            values = tf.where(strategy.extended.absent, tf.zeros_like(values), values)
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
             weight = _total(tf.reduce_sum(tf.cast(sample_weight, values.dtype)), strategy)
             return tf.math.divide_no_nan(tf.reduce_sum(values), weight)
