@@ -24,7 +24,7 @@ from drumbeat.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Touch:
-    """One function of Keras that is replaced.
+    """One function of Keras that is replaced, or called.
 
     Attributes:
         module: Module path.
@@ -53,6 +53,8 @@ class Touch:
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _DATA = ("x", "y", "batch_size")
+_RANDOM = "keras.src.backend.tensorflow.random"
+_DRAWS = "a worker draws for its rows what one worker would draw for them"
 
 SCALE_LOSS = Touch(
     module="keras.src.losses.loss",
@@ -96,11 +98,71 @@ OPTIMIZER_ALL_REDUCE = Touch(
     parameters=("grads_and_vars",),
     why="the gradients have been summed already",
 )
-NEXT_SEED = Touch(
+DRAW_UNIFORM = Touch(
+    module=_RANDOM,
+    name="uniform",
+    parameters=("shape", "minval", "maxval", "dtype", "seed"),
+    why=_DRAWS,
+)
+DRAW_NORMAL = Touch(
+    module=_RANDOM,
+    name="normal",
+    parameters=("shape", "mean", "stddev", "dtype", "seed"),
+    why=_DRAWS,
+)
+DRAW_TRUNCATED_NORMAL = Touch(
+    module=_RANDOM,
+    name="truncated_normal",
+    parameters=("shape", "mean", "stddev", "dtype", "seed"),
+    why=_DRAWS,
+)
+DRAW_RANDINT = Touch(
+    module=_RANDOM,
+    name="randint",
+    parameters=("shape", "minval", "maxval", "dtype", "seed"),
+    why=_DRAWS,
+)
+DRAW_CATEGORICAL = Touch(
+    module=_RANDOM,
+    name="categorical",
+    parameters=("logits", "num_samples", "dtype", "seed"),
+    why=_DRAWS,
+)
+DRAW_GAMMA = Touch(
+    module=_RANDOM,
+    name="gamma",
+    parameters=("shape", "alpha", "dtype", "seed"),
+    why=_DRAWS,
+)
+DRAW_BETA = Touch(
+    module=_RANDOM,
+    name="beta",
+    parameters=("shape", "alpha", "beta", "dtype", "seed"),
+    why=_DRAWS,
+)
+DRAW_BINOMIAL = Touch(
+    module=_RANDOM,
+    name="binomial",
+    parameters=("shape", "counts", "probabilities", "dtype", "seed"),
+    why=_DRAWS,
+)
+DRAW_DROPOUT = Touch(
+    module=_RANDOM,
+    name="dropout",
+    parameters=("inputs", "rate", "noise_shape", "seed"),
+    why=_DRAWS,
+)
+DRAW_SEED = Touch(
     module="keras.src.random.seed_generator",
-    name="SeedGenerator.next",
-    parameters=("ordered",),
-    why="dropout and other random layers draw differently on each worker",
+    name="draw_seed",
+    parameters=("seed",),
+    why="called, not replaced: a draw takes its seed, and moves the generator on, as Keras does",
+)
+CAST_SEED = Touch(
+    module=_RANDOM,
+    name="_cast_seed",
+    parameters=("seed",),
+    why="called, not replaced: Keras's seeds as TensorFlow takes them",
 )
 STEP_FUNCTION = Touch(
     module=_TRAINER,
@@ -289,6 +351,11 @@ def wrap(touch: Touch, make: Callable[[Callable[..., Any]], Callable[..., Any]])
     original = getattr(owner, touch.attribute)
     replacement = functools.wraps(original)(make(original))
     setattr(owner, touch.attribute, replacement)
+
+
+def borrow(touch: Touch) -> Callable[..., Any]:
+    """The function of `touch`, to be called as it is."""
+    return getattr(touch.owner(), touch.attribute)
 
 
 def inner_metrics(metric: keras.Metric) -> list[keras.Metric]:

@@ -25,14 +25,21 @@ class Replica:
         absent: Whether it has no rows in this step and runs on a row of zeros: a bool
             tensor; None where it surely has some.
         lockstep: Where it meets the other replicas of this worker; None when it is alone.
+        has_batch: Whether there is a batch among what it was given.
     """
 
     def __init__(
-        self, number: int, find_span: Callable[[], Span], lockstep: Lockstep | None
+        self,
+        number: int,
+        find_span: Callable[[], Span],
+        lockstep: Lockstep | None,
+        *,
+        has_batch: bool = True,
     ) -> None:
         self.number = number
         self.absent: Any = None
         self.lockstep = lockstep
+        self.has_batch = has_batch
         self._find_span = find_span
         self._spans: dict[Any, Span] = {}
 
@@ -82,7 +89,9 @@ class Replicas:
         """What `fn` returns: its result, or for several replicas `PerReplica` values."""
         if self.count == 1:
             rows = num_rows((args, kwargs))
-            replica = Replica(self.first, lambda: self._rows.span(rows), None)
+            replica = Replica(
+                self.first, lambda: self._rows.span(rows), None, has_batch=rows is not None
+            )
             return self._as(replica, fn, args, kwargs)
         if isinstance(fn, tf.types.experimental.PolymorphicFunction) and tf.executing_eagerly():
             return self._lift(fn)(*args, **kwargs)
@@ -124,7 +133,10 @@ class Replicas:
             own_args, own_kwargs = split.take(index)
             rows = num_rows((own_args, own_kwargs))
             replica = Replica(
-                self.first + index, _span_of(self._rows, split, index, rows), lockstep
+                self.first + index,
+                _span_of(self._rows, split, index, rows),
+                lockstep,
+                has_batch=rows is not None,
             )
             functions.append(
                 lambda replica=replica, args=own_args, kwargs=own_kwargs: self._as(
