@@ -120,6 +120,7 @@ class DataParallelExtended(StrategyExtendedV1):
             rank=rank,
             world_size=size,
             count=exact // size if exact else 1,
+            lockstep=exact is not None,
             context=self._replica_context,
         )
 

@@ -10,22 +10,25 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from drumbeat.errors import CollectiveMismatch
 
 
 class State(Protocol):
-    """State of which each replica sees its own copy while it runs."""
+    """State of which each replica sees its own copies while it runs."""
 
     def enter(self, index: int) -> None:
-        """Show the copy of replica `index`."""
+        """Show the copies of replica `index`."""
 
     def leave(self) -> None:
         """Show the state itself again."""
 
     def finish(self) -> None:
         """All replicas have ended: make one of what they leave."""
+
+
+AnyState = TypeVar("AnyState", bound=State)
 
 
 class _Abandoned(BaseException):
@@ -85,7 +88,7 @@ class Lockstep:
         """Args: makes the context that every replica's thread runs in."""
         self._scopes = scopes
         self._bodies: list[_Body] = []
-        self._states: dict[int, State] = {}
+        self._state: Any = None
         self._running = 0
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -105,8 +108,8 @@ class Lockstep:
         finally:
             for body in self._bodies:
                 body.abandon()
-        for state in self._states.values():
-            state.finish()
+        if self._state is not None:
+            self._state.finish()
         return [body.outcome for body in self._bodies]
 
     def meet(self, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
@@ -118,11 +121,12 @@ class Lockstep:
         """
         return self._bodies[self._running].wait(value, combine)
 
-    def keep(self, key: int, make: Callable[[], State]) -> None:
-        """From now on each replica sees its own copy of a state; nothing if it does already."""
-        if key not in self._states:
-            self._states[key] = make()
-            self._states[key].enter(self._running)
+    def keep(self, make: Callable[[], AnyState]) -> AnyState:
+        """The state of this run, made when it is first asked for."""
+        if self._state is None:
+            self._state = make()
+            self._state.enter(self._running)
+        return self._state
 
     def _scoped(self, function: Callable[[], Any]) -> Callable[[], Any]:
         def body() -> Any:
@@ -135,13 +139,13 @@ class Lockstep:
         """Run every replica until it waits or ends; whether all have ended."""
         for index, body in enumerate(self._bodies):
             self._running = index
-            for state in self._states.values():
-                state.enter(index)
+            if self._state is not None:
+                self._state.enter(index)
             try:
                 body.go_on()
             finally:
-                for state in self._states.values():
-                    state.leave()
+                if self._state is not None:
+                    self._state.leave()
             if body.error is not None:
                 raise body.error
         ended = [index for index, body in enumerate(self._bodies) if body.ended]

@@ -60,6 +60,7 @@ class Replicas:
         rank: This worker.
         world_size: Number of workers.
         count: Replicas in each worker.
+        lockstep: Run them so that they can meet, also a single one.
         context: Makes the replica context of the replica with that number.
     """
 
@@ -70,12 +71,14 @@ class Replicas:
         rank: int,
         world_size: int,
         count: int,
+        lockstep: bool,
         context: Callable[[int], AbstractContextManager[Any]],
     ) -> None:
         self.count = count
         self.total = world_size * count
         self.first = rank * count
         self._rows = rows
+        self._lockstep = lockstep
         self._context = context
         self._local = threading.local()
         self._lifted: Any = weakref.WeakKeyDictionary()
@@ -87,7 +90,7 @@ class Replicas:
 
     def run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What `fn` returns: its result, or for several replicas `PerReplica` values."""
-        if self.count == 1:
+        if not self._lockstep:
             rows = num_rows((args, kwargs))
             replica = Replica(
                 self.first, lambda: self._rows.span(rows), None, has_batch=rows is not None

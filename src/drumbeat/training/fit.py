@@ -199,6 +199,8 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
         ):
             bound.arguments["callbacks"] = callbacks
             outputs = original(*bound.args, **bound.kwargs)
+        if strategy.communicator.size == 1:
+            return outputs
         order = _batch_order(rows, strategy)
         return tf.nest.map_structure(lambda part: _whole(part, order, strategy), outputs)
 

@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.collectives.communicator import Communicator
-from drumbeat.training import current, divergence
+from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.training import current, divergence, shard_state
 
 
 def integrate() -> None:
@@ -62,7 +63,7 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
         divergence.average_drifted(self, strategy)
         with as_they_are():
             local = _read(self.get_metrics_result())
-        with combined(self.metrics, strategy.communicator):
+        with combined(self.metrics, strategy):
             result = original(self, logs)
             if result is not logs:
                 return _read(result)
@@ -104,7 +105,7 @@ def _result(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = self.__dict__.get("_drumbeat_strategy")
         if strategy is None or _combined.depth or current.in_replica() is not None:
             return original(self, *args, **kwargs)
-        with combined([self], strategy.communicator, f"result of metric {self.name}"):
+        with combined([self], strategy, f"result of metric {self.name}"):
             return _read(original(self, *args, **kwargs))
 
     return result
@@ -129,7 +130,7 @@ def as_they_are() -> Iterator[None]:
 
 @contextlib.contextmanager
 def combined(
-    metrics: Sequence[Any], communicator: Communicator, name: str = "metrics"
+    metrics: Sequence[Any], strategy: DataParallelStrategy, name: str = "metrics"
 ) -> Iterator[None]:
     """Within this, metrics hold the state of all workers; after it, this worker's again.
 
@@ -146,12 +147,12 @@ def combined(
     chiefs = [v for v in variables if v.aggregation == "only_first_replica"]
     merged = [v for metric in merging for v in metric.variables]
     local = [tf.identity(v.value) for v in (*added, *chiefs, *merged)]
-    _add_up(added, communicator, name)
-    values = communicator.broadcast([v.value for v in chiefs], name=name)
+    _add_up(added, strategy, name)
+    values: list[Any] = strategy.communicator.broadcast([v.value for v in chiefs], name=name)
     for variable, value in zip(chiefs, values, strict=True):
         variable.assign(value)
     for metric in merging:
-        _merge(metric, communicator, name)
+        _merge(metric, strategy, name)
     try:
         with as_they_are():
             yield
@@ -160,17 +161,21 @@ def combined(
             variable.assign(value)
 
 
-def _add_up(variables: Sequence[Any], communicator: Communicator, name: str) -> None:
-    """Assign to each of `variables` its sum, or mean, over the workers."""
+def _add_up(variables: Sequence[Any], strategy: DataParallelStrategy, name: str) -> None:
+    """Assign to each of `variables` its sum, or mean, over the replicas."""
+    if not variables:
+        return
     starts = [_start_of(v) if v.aggregation != "mean" else None for v in variables]
+    replicas = strategy.extended.replicas
     added = [
-        v.value if start is None else v.value - start
+        shard_state.each_shards(v, start, replicas.count)
         for v, start in zip(variables, starts, strict=True)
     ]
-    totals: list[Any] = communicator.all_reduce(added, "sum", name=name)
+    of_each = [list(shard) for shard in zip(*added, strict=True)]
+    totals = strategy.extended.sum_over_replicas(of_each, name)
     for variable, start, total in zip(variables, starts, totals, strict=True):
         if variable.aggregation == "mean":
-            total = total / communicator.size
+            total = total / replicas.total
         variable.assign(total if start is None else total + start)
 
 
@@ -183,21 +188,23 @@ def _merging(metrics: Sequence[Any]) -> Iterator[Any]:
             yield from _merging(touch.inner_metrics(metric))
 
 
-def _merge(metric: Any, communicator: Communicator, name: str) -> None:
-    """Give `metric` the chief's state and let it merge those of the other workers into it."""
-    everyones = [communicator.all_gather(v.value[None], name=name) for v in metric.variables]
+def _merge(metric: Any, strategy: DataParallelStrategy, name: str) -> None:
+    """Give `metric` the first replica's state and let it merge those of the others into it."""
+    replicas = strategy.extended.replicas
+    own = [tf.stack(shard_state.each_shards(v, None, replicas.count)) for v in metric.variables]
+    everyones = [strategy.communicator.all_gather(values, name=name) for values in own]
     for variable, values in zip(metric.variables, everyones, strict=True):
         variable.assign(values[0])
     others = [
-        _stand_in(metric, [values[rank] for values in everyones])
-        for rank in range(1, communicator.size)
+        _stand_in(metric, [values[number] for values in everyones])
+        for number in range(1, replicas.total)
     ]
     with as_they_are():
         metric.merge_state(others)
 
 
 def _stand_in(metric: Any, values: list[Any]) -> SimpleNamespace:
-    """The metric as another worker has it: its attributes, with `values` as its variables."""
+    """The metric as another replica has it: its attributes, with `values` as its variables."""
     value_of = {id(v): value for v, value in zip(metric.variables, values, strict=True)}
     own = {key: value_of.get(id(value), value) for key, value in vars(metric).items()}
     return SimpleNamespace(**own | {"variables": values, "weights": values})
@@ -251,6 +258,7 @@ def _reset_state(original: Callable[..., Any]) -> Callable[..., Any]:
             result = original(self, *args, **kwargs)
         finally:
             _resetting.metrics.discard(id(self))
+        shard_state.reset(self.variables)
         # Keras's own metrics start from zeros: no need to read them.
         zeros = type(self).reset_state.__module__.startswith("keras.src.metrics")
         for variable in self.variables:

@@ -1,0 +1,120 @@
+"""State of Keras's variables in exact mode, in which a worker runs several virtual shards.
+
+Every shard counts its metrics in variables of its own, which are added up in one
+fixed order when somebody asks. What a layer or a script assigns in a step (moving
+statistics, a slowly following copy of the weights) each shard computes from the
+same old value; what remains is the mean over all shards, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from drumbeat import keras_internals as touch
+from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.training import current
+
+_COPIES = "_drumbeat_copies"
+
+
+def integrate() -> None:
+    """Let each shard write to variables of its own."""
+    touch.wrap(touch.VARIABLE_ASSIGN, _direct_assign)
+
+
+def _direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
+    def direct_assign(self: Any, value: Any) -> Any:
+        strategy = current.in_replica()
+        replica = None if strategy is None else strategy.extended.replicas.current
+        if replica is not None and replica.lockstep is not None:
+            replica.lockstep.keep(lambda: _ShardState(strategy)).hold(self)
+        return original(self, value)
+
+    return direct_assign
+
+
+class _ShardState:
+    """The variables that the shards of a worker have written to in one run."""
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy: DataParallelStrategy = strategy
+        self._held: dict[int, tuple[Any, list[Any]]] = {}
+        self._index = 0
+
+    def hold(self, variable: Any) -> None:
+        """From now on each shard has its own copy of a Keras variable."""
+        if id(variable) in self._held:
+            return
+        copies = _copies_for(variable, self._strategy.extended.replicas.count)
+        if not _is_counted(variable):
+            # The first shard to get here hasn't written yet.
+            for copy in copies[1:]:
+                copy.assign(copies[0])
+        self._held[id(variable)] = (variable, copies)
+        variable._value = copies[self._index]
+
+    def enter(self, index: int) -> None:
+        """Show the copies of shard `index`."""
+        self._index = index
+        for variable, copies in self._held.values():
+            variable._value = copies[index]
+
+    def leave(self) -> None:
+        """Show the variables themselves."""
+        for variable, copies in self._held.values():
+            variable._value = copies[0]
+
+    def finish(self) -> None:
+        """Give variables that aren't counted the mean of what the shards left."""
+        held = [copies for variable, copies in self._held.values() if _is_mean(variable)]
+        if not held:
+            return
+        extended = self._strategy.extended
+        count = extended.replicas.count
+        values = [[tf.convert_to_tensor(copies[i]) for copies in held] for i in range(count)]
+        for copies, total in zip(held, extended.sum_over_replicas(values), strict=True):
+            copies[0].assign(total / extended.replicas.total)
+
+
+def _is_counted(variable: Any) -> bool:
+    """Whether it belongs to a metric, whose states are added up."""
+    return variable.synchronization == "on_read"
+
+
+def _is_mean(variable: Any) -> bool:
+    # Whole numbers, such as seeds and counters, are the same in every shard.
+    return not _is_counted(variable) and variable.dtype.startswith(("float", "bfloat"))
+
+
+def _copies_for(variable: Any, count: int) -> list[Any]:
+    """The variable itself for the worker's first shard, and one like it for each further one."""
+    copies = variable.__dict__.get(_COPIES)
+    if copies is None:
+        with tf.init_scope():
+            own = [_like(variable._value) for _ in range(count - 1)]
+        copies = variable.__dict__[_COPIES] = [variable._value, *own]
+    return copies
+
+
+def _like(variable: Any) -> Any:
+    # Not one of the strategy's variables, which start from the chief's value.
+    zeros = tf.zeros(variable.shape, variable.dtype)
+    return tf.Variable(zeros, trainable=False, name="shard_copy")
+
+
+def each_shards(variable: Any, start: Any | None, count: int) -> list[Any]:
+    """What each of the worker's `count` shards has added to `start` in a metric's variable."""
+    copies = variable.__dict__.get(_COPIES, [variable])
+    values = [tf.convert_to_tensor(copy) for copy in copies]
+    values = values if start is None else [value - start for value in values]
+    return [*values, *[tf.zeros_like(values[0])] * (count - len(values))]
+
+
+def reset(variables: Sequence[Any]) -> None:
+    """After a metric's reset: the further shards' copies start like the variable itself."""
+    for variable in variables:
+        for copy in variable.__dict__.get(_COPIES, [None])[1:]:
+            copy.assign(variable._value)
