@@ -34,8 +34,8 @@ from tensorflow.python.distribute.values import (  # pyright: ignore[reportMissi
 )
 from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
 
-# The collective ops take a group, a call's number and a timeout; tf.distribute
-# exposes them only through its strategies.
+# The collective ops take a group and a call's number; tf.distribute exposes them
+# only through its strategies.
 from tensorflow.python.ops import collective_ops  # pyright: ignore[reportMissingImports]
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "PerReplica",
     "StrategyExtendedV1",
     "UpdateContext",
+    "abort_collectives",
     "all_gather_v2",
     "all_reduce_v2",
     "auto_shard",
@@ -110,6 +111,15 @@ def join_cluster(
     )
     ctx.enable_collective_ops(server)
     ctx.ensure_initialized()
+
+
+def abort_collectives() -> None:
+    """Ends the collective ops under way, and all later ones, with DeadlineExceededError.
+
+    What tf.distribute does when its health check finds a worker gone: transfers are
+    cancelled before the ops end.
+    """
+    _context().abort_collective_ops(tf.errors.DEADLINE_EXCEEDED, "no answer in time")
 
 
 def global_seed() -> int | None:

@@ -19,6 +19,7 @@ from drumbeat.collectives.calls import (
     workers,
 )
 from drumbeat.collectives.communicator import Communicator
+from drumbeat.collectives.watchdog import Watchdog
 from drumbeat.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, ConfigError
 
 # Groups of devices, numbered alike on every worker.
@@ -44,6 +45,7 @@ class TensorFlowCommunicator(Communicator):
         super().__init__(rank=rank, size=size, timeout_s=timeout_s, bridge=Bridge(on_device=True))
         self._gpu = gpu
         self._key = 0
+        self._watchdog = Watchdog(tf_internals.abort_collectives)
 
     @classmethod
     def connect(cls, cluster: ClusterSpec, *, timeout_s: float) -> TensorFlowCommunicator:
@@ -170,10 +172,14 @@ class TensorFlowCommunicator(Communicator):
             "group_key": _GPU_GROUP if on_gpu else _HOST_GROUP,
             "instance_key": self._key,
             "communication_hint": "auto",
-            "timeout": self.timeout_s,
         }
         try:
-            with tf.device("GPU:0" if on_gpu else "CPU:0"):
+            # Not the op's own timeout: TensorFlow 2.21 then ends the op while its transfers
+            # go on, and they crash the process when they find the op's memory freed.
+            with (
+                self._watchdog.within(self.timeout_s),
+                tf.device("GPU:0" if on_gpu else "CPU:0"),
+            ):
                 return run(**where)
         except tf.errors.DeadlineExceededError as error:
             others = [rank for rank in range(self.size) if rank != self.rank]
