@@ -738,45 +738,147 @@ def mixed_precision():
     }
 
 
-@scenario
-def kinds_of_metrics():
-    x, y = data(130)
-    y = (y[:, None] == 1).astype("float32")
+class Total(keras.metrics.Metric):
+    def __init__(self, name="total"):
+        super().__init__(name=name)
+        self.total = self.add_variable((), "zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(y_pred))
+
+    def result(self):
+        return tf.identity(self.total)
+
+
+class Smoothed(keras.metrics.Metric):
+    """Starts from one head in two throws, also after a reset."""
+
+    def __init__(self, name="smoothed"):
+        super().__init__(name=name)
+        self.heads = self.add_variable((1,), "ones", name="heads")
+        self.throws = self.add_variable((1,), keras.initializers.Constant(2.0), name="throws")
+        self.rows = Total("rows")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.heads.assign_add([tf.reduce_sum(tf.cast(y_pred > 0.5, tf.float32))])
+        self.throws.assign_add([tf.cast(tf.size(y_pred), tf.float32)])
+        self.rows.update_state(y_true, tf.ones_like(y_pred))
+
+    def result(self):
+        share = self.heads[0] / self.throws[0]
+        return {f"{self.name}_share": share, f"{self.name}_rows": self.rows.result()}
+
+    def reset_state(self):
+        super().reset_state()
+        self.heads.assign(tf.ones([1]))
+        self.throws.assign(2 * tf.ones([1]))
+
+
+class Highest(keras.metrics.Metric):
+    """Its state doesn't add up: it says how to merge two."""
+
+    def __init__(self):
+        super().__init__(name="highest")
+        self.highest = self.add_variable((), keras.initializers.Constant(-9.0), name="highest")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.highest.assign(tf.maximum(self.highest, tf.reduce_max(y_pred)))
+
+    def result(self):
+        return tf.identity(self.highest)
+
+    def reset_state(self):
+        self.highest.assign(-9.0)
+
+    def merge_state(self, metrics):
+        for metric in metrics:
+            self.highest.assign(tf.maximum(self.highest, metric.highest))
+
+
+class Rate(keras.metrics.Metric):
+    """States that are not summed."""
+
+    def __init__(self):
+        super().__init__(name="rate")
+        self.batches = self.add_variable((), "zeros", aggregation="mean", name="batches")
+        self.scale = self.add_variable((), "ones", aggregation="only_first_replica", name="scale")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.batches.assign(3.0)
+        self.scale.assign(0.5)
+
+    def result(self):
+        return self.batches * self.scale
+
+
+def binary_metrics():
     kinds = keras.metrics
 
-    class Total(kinds.Metric):
-        def __init__(self):
-            super().__init__(name="total")
-            self.total = self.add_variable((), "zeros", name="total")
 
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            self.total.assign_add(tf.reduce_sum(y_pred))
+def one_hot_metrics():
+    kinds = keras.metrics
+    many = kinds.AUC(num_thresholds=20, multi_label=True, from_logits=True, num_labels=3)
+    return [
+        kinds.CategoricalAccuracy(),
+        many,
+        kinds.Recall(top_k=2),
+        kinds.FBetaScore("weighted", beta=0.5),
+        kinds.OneHotMeanIoU(3),
+        kinds.CosineSimilarity(),
+        kinds.MeanMetricWrapper(lambda y, p: tf.reduce_max(p, -1), name="wrapped"),
+    ]
 
-        def result(self):
-            return tf.identity(self.total)
+
+def numbers_of(results):
+    flat = [(k, v if isinstance(v, dict) else {"": v}) for k, v in sorted(results.items())]
+    return np.concatenate([np.reshape(v, [-1]) for _, inner in flat for v in inner.values()])
 
     with strategy.scope():
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
-        metrics = [kinds.AUC(), kinds.Precision(), kinds.F1Score(threshold=0.5), kinds.BinaryIoU()]
-        metrics += [kinds.R2Score(), kinds.RootMeanSquaredError(), Total()]
-        model.compile("sgd", "binary_crossentropy", metrics=metrics)
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(classes, activation=activation)]
+        )
+        model.compile("sgd", loss, metrics=metrics()[::2], weighted_metrics=metrics()[1::2])
     asked = []
 
     class Ask(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            results = self.model.get_metrics_result()
-            asked.append([float(np.mean(results[name])) for name in sorted(results)])
+            asked.append([numbers_of(logs), numbers_of(self.model.get_metrics_result())])
 
     history = model.fit(
         x,
         y,
-        batch_size=32,
+        batch_size=20,
         epochs=2,
         verbose=0,
-        validation_data=(x[:33], y[:33]),
+        sample_weight=weights,
+        validation_split=0.3,
         callbacks=[Ask()],
     )
-    return outcome(model, history, asked=np.array(asked))
+    given = {"sample_weight": weights[:33]}
+    shown = {"numbers": [p[0] for p in asked], "results": [p[1] for p in asked]}
+    shown["named"] = numbers_of(model.evaluate(x[:33], y[:33], 8, 0, return_dict=True, **given))
+    if of_batches:
+        trained = model.train_on_batch(x[:22], y[:22], weights[-22:], return_dict=True)
+        shown["trained"] = numbers_of(trained)
+        shown["tested"] = numbers_of(model.test_on_batch(x[:5], y[:5], return_dict=True))
+    listed = model.evaluate(x[:33], y[:33], batch_size=8, verbose=0, **given)
+    shown["listed"] = np.concatenate([np.reshape(v, [-1]) for v in listed])
+    return outcome(model, history) | {k: np.array(v) for k, v in shown.items()}
+
+
+@scenario
+def kinds_of_metrics():
+    return _ways_to_ask(binary_metrics, classes=1)
+
+
+@scenario
+def kinds_of_metrics_of_several_classes():
+    return _ways_to_ask(one_hot_metrics, classes=3)
+
+
+@scenario
+def metrics_of_ones_own():
+    return _ways_to_ask(lambda: [Total(), Highest(), Rate(), Smoothed()], 1, of_batches=True)
 
 
 # Loops, steps and callbacks ------------------------------------------------------
@@ -846,6 +948,15 @@ def custom_train_step():
             gradients = tape.gradient(loss, self.trainable_variables)
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"mine": tf.constant(float(RANK))}
+    return [
+        kinds.AUC(num_thresholds=20),
+        kinds.Precision([0.3, 0.6]),
+        kinds.SensitivityAtSpecificity(0.5, num_thresholds=20),
+        kinds.F1Score(threshold=0.5),
+        kinds.BinaryIoU(threshold=0.4),
+        kinds.R2Score(),
+        kinds.RootMeanSquaredError(),
+    ]
 
     x, _ = data(64)
     with strategy.scope():
@@ -858,6 +969,15 @@ def custom_train_step():
 
 @scenario
 def early_stopping():
+
+def _ways_to_ask(metrics, classes, of_batches=False):
+    """What fit, evaluate and the batch-wise calls say of `metrics`, and callbacks see."""
+    x, y = data(75)
+    y = np.eye(3, dtype="float32")[y][:, :classes]
+    weights = np.random.default_rng(2).uniform(0, 2, 75).astype("float32")
+    weights[-9:] = 0  # Those of the last worker's last batch.
+    activation = "sigmoid" if classes == 1 else None
+    loss = keras.losses.BinaryCrossentropy(from_logits=classes > 1)
     x, y = data(90)
     model = dense_model()
     stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
@@ -1187,20 +1307,28 @@ def everyone_saves_to_one_path():
     x, y = data(64)
     model = dense_model()
     model.fit(x, y, epochs=1, verbose=0)
+        smoothed = Smoothed()
     folder = OUT / f"saved-{SIZE}"
     folder.mkdir(exist_ok=True)
     loaded = []
     for _ in range(5):
         model.save(folder / "model.keras")
+        strategy.run(smoothed.update_state, args=(y, x))
         model.save_weights(folder / "model.weights.h5")
         model.export(str(folder / "exported"), verbose=False)
+    @tf.function
+    def reset():
+        smoothed.reset_state()
+
         loaded.append(keras.models.load_model(folder / "model.keras").predict(x[:3], verbose=0))
         model.load_weights(folder / "model.weights.h5")
     # A folder can't be replaced in one go: read it when nobody writes it any more.
     strategy.extended.communicator.barrier()
     exported = tf.saved_model.load(str(folder / "exported"))
+        seen[-1] += [float(smoothed.result()[f"smoothed_{name}"]) for name in ("share", "rows")]
     served = exported.serve(x[:3])
     strategy.extended.communicator.barrier()
+        reset()
     return {
         "loaded": np.array(loaded),
         "served": served.numpy(),

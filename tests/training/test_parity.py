@@ -32,6 +32,8 @@ TWO_ARE_ENOUGH = {
     "regularized",
     "run_eagerly",
     "kinds_of_metrics",
+    "kinds_of_metrics_of_several_classes",
+    "metrics_of_ones_own",
     "loss_is_a_sum",
     "loss_is_not_reduced",
     "mixed_precision",
@@ -270,7 +272,7 @@ def test_what_scenarios_mean_to_show(outcomes: Path, size: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("size", (1, 2))
+@pytest.mark.parametrize("size", SIZES[:2])
 def test_workers_stop_after_the_step_in_which_one_does(outcomes: Path, size: int) -> None:
     stopped = load(outcomes, "one_worker_stops_within_an_epoch", size, 0)
     # In two epochs of 9 steps; the last case has one more for the list of callbacks, which

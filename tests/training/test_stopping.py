@@ -96,7 +96,7 @@ def test_may_stop(case: str) -> None:
 def test_keras_calls_hooks_of_batches_in_the_thread_of_the_loop() -> None:
     # Else workers would stop one another at other steps than those in which they say so.
     callbacks = keras.callbacks.CallbackList(OnTrainBatch())
-    assert not (callbacks._async_train or callbacks._async_test or callbacks._async_predict)
+    assert not any(getattr(callbacks, f"_async_{loop}") for loop in ("train", "test", "predict"))
 
 
 def test_agree_keeps_what_is_set() -> None:

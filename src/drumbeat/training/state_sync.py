@@ -62,12 +62,12 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, logs)
         divergence.average_drifted(self, strategy)
         with as_they_are():
-            local = _read(self.get_metrics_result())
+            local = _by_name(_read(self.get_metrics_result()))
         with combined(self.metrics, strategy):
             result = original(self, logs)
             if result is not logs:
                 return _read(result)
-            whole = _read(self.get_metrics_result())
+            whole = _by_name(_read(self.get_metrics_result()))
         return _own_logs(logs, local, whole, strategy.communicator)
 
     return get_metrics_result_or_logs
@@ -291,6 +291,14 @@ def _after_reset(metric: Any, variable: Any) -> Any | None:
 def _read(results: Any) -> Any:
     """`results` as tensors: a metric may return its variable, which changes afterwards."""
     return tf.nest.map_structure(tf.identity, results)
+
+
+def _by_name(results: dict[str, Any]) -> dict[str, Any]:
+    """Single results: some metrics have several, by name."""
+    flat: dict[str, Any] = {}
+    for name, result in results.items():
+        flat.update(_by_name(result) if isinstance(result, dict) else {name: result})
+    return flat
 
 
 def _own_logs(
