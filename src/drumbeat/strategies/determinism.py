@@ -16,6 +16,8 @@ def same_bytes_everywhere() -> None:
     add up in an order that depends on how many there are. Several operations still
     run at the same time. See
     https://www.tensorflow.org/api_docs/python/tf/config/experimental/enable_op_determinism
+    And no optimization of graphs: it may regroup sums, in another way where a worker
+    runs more shards.
 
     Raises:
         ConfigError: TensorFlow has started with another number of threads.
@@ -31,6 +33,7 @@ def same_bytes_everywhere() -> None:
                 "drumbeat run --exact."
             ) from None
     tf.config.experimental.enable_op_determinism()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
 
 def _of_environment() -> int:
