@@ -46,8 +46,8 @@ class Screen:
         many = workers(comparison.n)
         if wrong:
             things = "1 thing" if len(wrong) == 1 else f"{len(wrong)} things"
-            if comparison.n == 1:
-                text = f"{self._script} could not be compared."
+            if all(finding.kind in ("failed", "limit", "no_steps") for finding in wrong):
+                text = f"{self._script} could not be compared to the end: {things} to look at."
             else:
                 text = f"{self._script} is not the same on {many} as on one: {things} to look at."
             self._console.print(Text(text, "bold red"))
@@ -77,7 +77,7 @@ def _table(comparison: Comparison) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     n = comparison.n
     pair = (f"on {n}", "apart")
-    for name in ("step", "loss on 1", *pair, "gradient on 1", *pair, "weights apart"):
+    for name in ("step", "loss on 1", *pair, "gradient on 1", *pair, "weights\napart"):
         table.add_column(name, justify="right", no_wrap=True)
     for difference in comparison.differences:
         table.add_row(*_cells(difference))

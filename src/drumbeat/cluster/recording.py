@@ -56,6 +56,10 @@ class Recording:
         """The file for one step of one worker; `step` counts from 1."""
         return self.folder / f"worker-{rank}-step-{step}.json"
 
+    def end_path(self, rank: int) -> Path:
+        """The file that says that the script has ended on a worker that trained."""
+        return self.folder / f"worker-{rank}-ended"
+
     def is_complete(self, world_size: int) -> bool:
         """Whether all workers have recorded all steps. Looks at the disk."""
         return all(self.path(rank, self.steps).exists() for rank in range(world_size))

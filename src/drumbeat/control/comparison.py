@@ -30,10 +30,11 @@ class Comparison:
 
     @functools.cached_property
     def differences(self) -> tuple[StepDifference, ...]:
-        """Step by step; empty where the runs trained models of different shapes."""
-        if not all(self.is_same_model(step) for step in range(1, self.steps + 1)):
+        """Step by step; empty where each worker trained a model of its own, or another one."""
+        steps = range(1, self.steps + 1)
+        if not all(self.is_same_model(s) and self.many.is_together(s) for s in steps):
             return ()
-        return tuple(step_difference(self.one, self.many, s) for s in range(1, self.steps + 1))
+        return tuple(step_difference(self.one, self.many, s) for s in steps)
 
     @property
     def n(self) -> int:

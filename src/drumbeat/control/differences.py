@@ -29,11 +29,13 @@ class Run:
         workers: The steps of each worker, by rank.
         ending: "steps" when all were recorded, "script" when the script ended before,
             "failed", or "limit" when it took too long.
+        ended: For each worker, whether its script came to its end.
         text: Why it failed.
     """
 
     workers: tuple[tuple[StepRecord, ...], ...]
     ending: str = "steps"
+    ended: tuple[bool, ...] = ()
     text: str = ""
 
     @property
@@ -50,11 +52,13 @@ class Run:
         """The chief's record of a step, from 1."""
         return self.workers[0][step - 1]
 
+    def is_together(self, step: int) -> bool:
+        """Whether all workers made one step, which is so where there is only one."""
+        return self.world_size == 1 or self.at(step).together
+
     def loss(self, step: int) -> float | None:
         """The loss over the global batch; None where a worker's part of it is not known."""
         parts = [steps[step - 1].loss for steps in self.workers]
-        if not self.at(step).together:
-            parts = parts[:1]
         return None if None in parts else math.fsum(part for part in parts if part is not None)
 
     def rows(self, step: int) -> tuple[tuple[str, ...], ...] | None:

@@ -63,9 +63,9 @@ def _not_repeated(one: Run, again: Run) -> set[str]:
     if not steps or differences.values_apart(one.at(1), again.at(1)) > STARTS_ALIKE:
         return {"initial_weights"} if steps else set()
     if any(one.rows(step) != again.rows(step) for step in steps):
-        return {"rows", "order"}
+        return {"rows"}
     if not all(step_difference(one, again, step).is_rounding for step in steps):
-        return {"gradient", "random", "batch_statistics"}
+        return {"gradient", "random"}
     return set()
 
 
@@ -87,7 +87,10 @@ def _no_steps(both: Comparison) -> Finding:
 
 def _ended(both: Comparison) -> tuple[Finding, ...]:
     found = []
-    for run in (both.one, both.many):
+    early = _early_end(both.many)
+    if early:
+        return (early,)
+    for run in (both.one,) if both.many is both.one else (both.one, both.many):
         on = workers(run.world_size)
         made = ", ".join(str(len(steps)) for steps in run.workers)
         steps = f"{made} step{'' if made == '1' else 's'}"
@@ -115,6 +118,24 @@ def _ended(both: Comparison) -> tuple[Finding, ...]:
     return tuple(found)
 
 
+def _early_end(run: Run) -> Finding | None:
+    """Some workers end their script while others wait for them: they never train to the end."""
+    if run.ending == "failed" or not any(run.ended) or all(run.ended):
+        return None
+    early = [rank for rank, ended in enumerate(run.ended) if ended]
+    steps = len(run.workers[early[0]])
+    who = some([str(rank) for rank in early])
+    return Finding(
+        kind="early_end",
+        what=f"The script ends after {steps} step{'' if steps == 1 else 's'} on worker {who}, but "
+        "goes on elsewhere.",
+        why="The number of steps or epochs, or a test around the training, depends on the rank. "
+        "The other workers wait for the one that is gone.",
+        do="Let every worker make the same steps; what only one should do (print, save) goes "
+        "under a test, training does not.",
+    )
+
+
 def _failed_advice(both: Comparison, run: Run) -> str:
     if run.world_size == 1:
         return "Make it run on one worker first."
@@ -129,10 +150,10 @@ def _failed_advice(both: Comparison, run: Run) -> str:
 
 
 def _not_together(both: Comparison) -> Finding | None:
-    record = both.many.at(1)
-    if record.together:
+    apart = [step for step in range(1, both.steps + 1) if not both.many.is_together(step)]
+    if not apart:
         return None
-    if record.in_scope:
+    if both.many.at(apart[0]).in_scope:
         return Finding(
             kind="outside_run",
             what=f"The {both.n} workers take their steps each for itself: no gradient is summed.",
@@ -233,7 +254,7 @@ def _workers_apart(both: Comparison) -> Finding | None:
 
 
 def _length(both: Comparison) -> Finding | None:
-    if {both.one.ending, both.many.ending} & {"failed", "limit"}:
+    if {both.one.ending, both.many.ending} & {"failed", "limit"} or _early_end(both.many):
         return None
     if both.one.steps == both.many.steps:
         return None

@@ -85,22 +85,25 @@ def _batch_statistics(both: Comparison, apart: str) -> Finding | None:
 
 def _random(both: Comparison, apart: str) -> Finding | None:
     layers, ops = both.many.facts(RANDOM_LAYER), both.many.facts(RANDOM_OP)
-    if not layers and not ops:
-        return None
-    named = []
-    if layers:
-        named.append(f"layers draw random numbers ({some(layers)})")
     if ops:
-        named.append(f"tf.random operations run in the step ({some(ops)})")
-    return Finding(
-        kind="random",
-        what=f"{apart}.",
-        why=f"In the model, {' and '.join(named)}, and every worker draws its own. The result is "
-        "another training, as good as the one.",
-        do="Nothing, if that is the only finding: switch them off once (rate 0) to see that the "
-        "rest is the same. Draws from tf.random can be replaced by keras.random with a "
-        "SeedGenerator.",
-    )
+        return Finding(
+            kind="random",
+            what=f"{apart}.",
+            why=f"The step draws from TensorFlow's own stream ({some(ops)}), and every worker draws "
+            "for itself. The result is another training, usually as good.",
+            do="Draw with keras.random and a keras.random.SeedGenerator: then each row gets the "
+            "numbers that it gets on one worker.",
+        )
+    if layers:
+        return Finding(
+            kind="random",
+            what=f"{apart}.",
+            why=f"Layers draw random numbers ({some(layers)}). Each row gets those that it gets on "
+            "one worker if the first axis of what is drawn is the batch, and the same generator "
+            "draws in the same order; something here does not keep to that.",
+            do="Set their rate or strength to 0 once, to see whether the rest is the same.",
+        )
+    return None
 
 
 def _unexplained(both: Comparison, apart: str) -> Finding:

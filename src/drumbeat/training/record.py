@@ -9,6 +9,7 @@ outside of a check.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import re
 import sys
@@ -67,7 +68,8 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.in_apply = False
         self.in_run = 0
-        self.differentiated: collections.deque[tuple[set[int], Any]] = collections.deque(maxlen=8)
+        # Pairs of what was differentiated and by what.
+        self.differentiated: collections.deque[tuple[Any, Any]] = collections.deque(maxlen=8)
 
 
 class Recorder:
@@ -153,11 +155,9 @@ class Recorder:
     def around_gradient(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Keeps what a tape differentiates: the loss."""
 
-        def gradient(tape: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(tape, target, *args, **kwargs)
-            found = {id(g) for g in tf.nest.flatten(result) if g is not None}
-            self._here.differentiated.append((found, target))
-            return result
+        def gradient(tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+            self._here.differentiated.append((target, sources))
+            return original(tape, target, sources, *args, **kwargs)
 
         return gradient
 
@@ -208,7 +208,7 @@ class Recorder:
             grads = list(grads)
             variables = list(trainable_variables or optimizer._trainable_variables)
             before = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
-            loss = self._loss_of(optimizer, grads)
+            loss = self._loss_of(optimizer, variables)
             learning_rate = _learning_rate(optimizer)
             self._here.in_apply = True
             try:
@@ -220,12 +220,12 @@ class Recorder:
 
         return apply
 
-    def _loss_of(self, optimizer: Any, grads: Sequence[Any]) -> Any:
-        """The loss whose gradients these are, a float32 scalar; None where it can't be told."""
+    def _loss_of(self, optimizer: Any, variables: Sequence[Any]) -> Any:
+        """The loss that was differentiated by them, a float32 scalar; None if it can't be told."""
         calls = list(self._here.differentiated)
-        ids = {id(g) for g in grads if g is not None}
-        # Gradients that were clipped or summed by hand are others than the tape's.
-        own = [target for found, target in calls if found & ids] or [t for _, t in calls]
+        ids = {id(v) for v in variables}
+        own = [target for target, by in calls if ids & {id(v) for v in tf.nest.flatten(by)}]
+        own = own or [target for target, _ in calls]
         if not own or not all(_is_at_hand(part) for part in tf.nest.flatten(own[-1])):
             return None
         parts = [tf.reduce_sum(tf.cast(p, tf.float32)) for p in tf.nest.flatten(own[-1])]
@@ -287,6 +287,9 @@ class Recorder:
             self._facts.add((kinds.TF32, "GPU"))
 
     def _write(self, record: StepRecord) -> None:
+        if not self._steps:
+            # Only now, so as to come before the end of MPI, which waits for all workers.
+            atexit.register(self._recording.end_path(self._rank).touch)
         self._steps += 1
         path = self._recording.path(self._rank, self._steps)
         new = path.with_suffix(".new")
