@@ -567,13 +567,107 @@ def dropout_differs():
     with strategy.scope():
         layer = keras.layers.Dropout(0.5)
         generator = layer.seed_generator
-    masks = strategy.run(tf.function(lambda: layer(tf.ones([64]), training=True)))
+    drop = tf.function(lambda x: layer(x, training=True))
+    masks = strategy.run(drop, args=(tf.ones([64]),))
+    without_batch = strategy.run(tf.function(lambda: drop(tf.ones([64]))))
+    eager = strategy.run(lambda: layer(tf.ones([64]), training=True))
     raw = strategy.run(tf.function(lambda: tf.random.uniform([8])))
     return {
         "own_mask": masks.numpy(),
+        "own_mask_without_batch": without_batch.numpy(),
+        "own_mask_eager": eager.numpy(),
         "own_raw": raw.numpy(),
         "state": generator.state.numpy(),
     }
+
+
+def draws(x, generator):
+    """A draw of each kind for the rows of `x`, and some that aren't for rows."""
+    rows, random = tf.shape(x)[0], keras.random
+    p = tf.abs(x[:, :2]) + 0.5
+    steps = random.dropout(tf.reshape(x, [-1, 2]), 0.4, seed=generator)
+    of_rows = {
+        "uniform": random.uniform((rows, 5), -1, 3, seed=generator),
+        "half": random.uniform(tf.shape(x[:, :3]), dtype="float16", seed=generator),
+        "normal": random.normal((rows, 2), p, p),
+        "truncated": random.truncated_normal((rows, 2), stddev=2.0, seed=3),
+        "integers": random.randint((rows, 3), -5, 1000, seed=generator),
+        "classes": random.categorical(x, 3, seed=generator),
+        "gamma": random.gamma((rows, 2), p, seed=generator),
+        "beta": random.beta((rows, 2), p, 0.5, seed=generator),
+        "binomial": random.binomial((rows, 2), 10.0, p / 9, seed=generator),
+        "dropout": random.dropout(x, 0.4, seed=generator),
+        "dropout_of_rows": random.dropout(x, 0.4, (None, 1), seed=generator),
+        "dropout_of_columns": random.dropout(x, 0.4, (1, 6), seed=generator),
+        "dropout_of_steps": tf.reshape(steps, tf.shape(x)),
+    }
+    alike = {
+        "weights": random.normal((5, 3), seed=generator),
+        "number": random.uniform((), seed=generator),
+    }
+    return of_rows, alike
+
+
+@scenario
+def draws_are_those_of_one_worker():
+    x, _ = data(15)
+    generator = keras.random.SeedGenerator(5)
+
+    def replica(x):
+        of_rows, alike = draws(x, generator)
+        kinds = [tf.cast(value, tf.float32) for value in of_rows.values()]
+        return tf.concat(kinds, axis=1), alike
+
+    traced = tf.function(replica, input_signature=[tf.TensorSpec([None, 6])])
+    found = {}
+    for name, function in {"eager": replica, "traced": traced}.items():
+        # With one row some workers have none.
+        for rows in (8, 6, 1):
+            batches = tf.data.Dataset.from_tensors(x[:rows])
+            (batch,) = strategy.experimental_distribute_dataset(batches)
+            of_rows, alike = strategy.run(function, args=(batch,))
+            found[f"{name}_{rows}"] = strategy.gather(of_rows, axis=0).numpy().view(np.int32)
+            found |= {f"{name}_{rows}_{kind}": value.numpy() for kind, value in alike.items()}
+    return found | {"state": generator.state.numpy()}
+
+
+@scenario
+def random_layers_train_as_on_one_worker():
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(33, 6, 6, 2)).astype("float32"), rng.normal(size=(33, 2))
+    layers = keras.layers
+    with strategy.scope():
+        inputs = keras.Input((6, 6, 2))
+        h = layers.RandomRotation(0.2)(layers.RandomFlip()(inputs))
+        h = layers.SpatialDropout2D(0.3)(layers.Conv2D(4, 3)(h))
+        h = layers.GaussianNoise(0.1)(layers.Reshape((16, 4))(h))
+        h = layers.MultiHeadAttention(2, 3, dropout=0.3)(h, h)
+        # A mask for all rows, and one of an odd number of elements for each.
+        h = layers.Dropout(0.2, noise_shape=(1, 16, 4))(h)
+        h = layers.Dropout(0.5)(layers.Dense(7, activation="relu")(layers.Flatten()(h)))
+        model = keras.Model(inputs, layers.Dense(2)(h))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+    # 33 rows in batches of 16: the last step has one row, so some workers have none.
+    history = model.fit(x, y, batch_size=16, epochs=3, verbose=0)
+    return outcome(model, history)
+
+
+@scenario
+def dropout_in_mixed_precision():
+    x, y = data(80)
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        with strategy.scope():
+            layers = [keras.layers.Dense(9), keras.layers.Dropout(0.5), keras.layers.Dense(3)]
+            model = keras.Sequential([keras.Input((6,)), *layers])
+            model.compile(
+                keras.optimizers.SGD(0.1),
+                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            )
+        model.fit(x, y, batch_size=40, epochs=1, shuffle=False, verbose=0)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    return outcome(model)
 
 
 def _batch_norm(synchronized):

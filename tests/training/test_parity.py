@@ -16,13 +16,18 @@ SCRIPT = Path(__file__).parent / "scenarios.py"
 SIZES = (1, 2, 3)
 # Rounding only: the rows of a batch are summed in another order.
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
-# Adam divides by the root of squared gradients, which magnifies rounding near zero.
-LOOSER = {"embedding_sparse_gradients": {"rtol": 1e-4, "atol": 1e-5}}
+LOOSER = {
+    # Adam divides by the root of squared gradients, which magnifies rounding near zero.
+    "embedding_sparse_gradients": {"rtol": 1e-4, "atol": 1e-5},
+    # Rounding in half precision.
+    "dropout_in_mixed_precision": {"rtol": 1e-3, "atol": 1e-3},
+}
 
 
 # On two workers alone: they ask nothing of the number of workers.
 TWO_ARE_ENOUGH = {
     "class_weights",
+    "dropout_in_mixed_precision",
     "collectives_of_a_fit",
     "not_a_number_on_one_worker",
     "one_worker_stops_within_an_epoch",
@@ -145,7 +150,7 @@ def test_every_scenario_ran(outcomes: Path, size: int) -> None:
 @pytest.mark.parametrize("size", SIZES[1:])
 def test_random_layers_differ_between_workers(outcomes: Path, size: int) -> None:
     ranks = each_rank(outcomes, "dropout_differs", size)
-    for kind in ("own_mask", "own_raw"):
+    for kind in ("own_mask", "own_mask_without_batch", "own_mask_eager", "own_raw"):
         assert len({r[kind].tobytes() for r in ranks}) == size, kind
 
 

@@ -7,8 +7,9 @@ the order in which it is decided:
 - The first dimension isn't known when the step is traced, as that of a batch never
   is: when it is a multiple of the local rows (`[batch * time, ...]` too), it is the batch.
 - It is a plain number while the batch's isn't, as for noise on a weight: it isn't.
-- Both are plain numbers (`run_eagerly`, and data that doesn't come from a distributed
-  dataset): it is the batch when the numbers are equal.
+- Both are plain numbers (in `run_eagerly`, in a function that is called with a batch
+  that is already there): it is the batch when the numbers are equal. Of dropout's
+  input it is the batch when it is a multiple, too.
 - `strategy.run` was given no batch at all: it is the batch, of which each worker has
   an equal share.
 
@@ -161,7 +162,8 @@ def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
         part = None
         if not _is_zero_or_one(rate):
             dims = _noise_dimensions(inputs, noise_shape)
-            part = _part(dims)
+            # What is dropped from are hardly ever weights.
+            part = _part(dims, reshaped=_has_all_rows(inputs, dims))
         if part is None:
             return original(inputs, rate, noise_shape, seed)
         drawn_with = _next_seed(seed)
@@ -209,16 +211,26 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
 # Which rows -----------------------------------------------------------------------
 
 
-def _part(dims: Sequence[Any] | None) -> Part | None:
-    """The part of the whole draw that a draw of `dims` is; None when it is alike on all workers."""
+def _part(dims: Sequence[Any] | None, *, reshaped: bool = False) -> Part | None:
+    """The part of the whole draw that a draw of `dims` is; None when it is alike on all workers.
+
+    Args:
+        dims: Dimensions, as `_dimensions` has them.
+        reshaped: A plain number may as well be a multiple of the rows.
+    """
     strategy = current.in_replica()
     if strategy is None or not dims:
         return None
     span, replicas = strategy.extended.span(), strategy.extended.replicas
+    here = tf.get_static_value(span.rows)
     if isinstance(dims[0], int):
         if replicas.current is not None and not replicas.current.has_batch:
             return _equal_share(dims[0], replicas.current.number, replicas.total)
-        return Part(*span) if tf.get_static_value(span.rows) == dims[0] else None
+        if here != dims[0] and not (reshaped and here and dims[0] % here == 0):
+            return None
+    elif here is not None:
+        # A function traced for any number of rows, whose next batch may have others.
+        span = strategy.extended.rows.span(None)
     rows = tf.cast(dims[0], tf.int64)
     times = rows // tf.maximum(span.rows, 1)
     # Not so where a row of zeros stands in for none: it may draw anything.
@@ -276,6 +288,10 @@ def _noise_dimensions(inputs: Any, noise_shape: Any) -> list[Any] | None:
         # The whole batch's rows, which a script may spell out, aren't those at hand.
         return [whole[0], *dims[1:]]
     return dims
+
+
+def _has_all_rows(inputs: Any, dims: Sequence[Any] | None) -> bool:
+    return bool(dims) and isinstance(dims[0], int) and dims[0] == inputs.shape[0]
 
 
 def _is_zero_or_one(rate: Any) -> bool:
