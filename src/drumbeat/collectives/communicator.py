@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -60,6 +61,12 @@ class Communicator(ABC):
         self._lock = threading.Lock()
         self._sequence = 0
         self._last_error: CollectiveError | None = None
+        self._spent_s = 0.0
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds spent in collectives so far, most of them waiting for others."""
+        return self._spent_s
 
     @property
     def last_error(self) -> CollectiveError | None:
@@ -215,6 +222,7 @@ class Communicator(ABC):
     ) -> list[Any]:
         """One call: what the workers compare are `values`, what moves is `packed` or they."""
         data = list(values if packed is None else packed)
+        began_s = time.monotonic()
         if not self._lock.acquire(timeout=self.timeout_s):
             raise CollectiveTimeout(
                 f"worker {self.rank} waited {self.timeout_s:g} s to start {kind}: another thread "
@@ -237,6 +245,7 @@ class Communicator(ABC):
             self._last_error = error
             raise
         finally:
+            self._spent_s += time.monotonic() - began_s
             self._lock.release()
 
     def _describe(self, kind: str, values: Sequence[Any], op: str, root: int, name: str) -> Call:

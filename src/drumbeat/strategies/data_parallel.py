@@ -13,17 +13,15 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.tree import tree_sum
-from drumbeat.data.distributed import DistributedDataset, OwnBatches, WholeBatches, in_one_order
-from drumbeat.data.policies import shard
 from drumbeat.data.rows import BatchRows, Span
 from drumbeat.data.shares import Shares
-from drumbeat.errors import ConfigError
-from drumbeat.strategies.replicas import Replicas
+from drumbeat.strategies.inputs import Inputs, check
+from drumbeat.strategies.reductions import as_tensor, divide, unless
+from drumbeat.strategies.replicas import LockstepContext, Replicas
 from drumbeat.tf_internals import PerReplica, StrategyExtendedV1, UpdateContext, shifted_seed
 
 
@@ -76,8 +74,10 @@ class DataParallelStrategy(tf.distribute.Strategy):
         exact: int | None = None,
     ) -> None:
         shares = Shares.equal(communicator.size) if shares is None else shares
-        _check(communicator.size, shares, exact)
+        check(communicator.size, shares, exact)
         super().__init__(DataParallelExtended(self, communicator, cluster_resolver, shares, exact))
+        if measure_shares and communicator.size > 1:
+            self.extended.inputs.follow_speed()
 
     @property
     def communicator(self) -> Communicator:
@@ -107,22 +107,29 @@ class DataParallelExtended(StrategyExtendedV1):
     ) -> None:
         super().__init__(strategy)
         self.communicator = communicator
-        self.shares = shares
         self.exact = exact
+        self.inputs = Inputs(communicator, shares)
         self._cluster_resolver = cluster_resolver
         self._retrace_functions_for_each_device = False
-        rank, size = communicator.rank, communicator.size
-        self.rows = BatchRows(rank, size)
-        self.whole_batches = WholeBatches(self.rows, lambda total: self.shares.rows_of(rank, total))
-        self._own_batches = OwnBatches(self.rows, self._agree_on_rows)
+        size = communicator.size
         self.replicas = Replicas(
-            self.rows,
-            rank=rank,
+            self.inputs.rows,
+            rank=communicator.rank,
             world_size=size,
             count=exact // size if exact else 1,
             lockstep=exact is not None,
             context=self._replica_context,
         )
+
+    @property
+    def rows(self) -> BatchRows:
+        """Where the input iterators record which rows of a global batch they hand out."""
+        return self.inputs.rows
+
+    @property
+    def shares(self) -> Shares:
+        """How much of each global batch each worker takes."""
+        return self.inputs.shares
 
     # Gradients and losses ---------------------------------------------------
 
@@ -146,7 +153,7 @@ class DataParallelExtended(StrategyExtendedV1):
         """
         present = [g for g in gradients if g is not None]
         if self.absent is not None:
-            present = _unless(self.absent, present)
+            present = unless(self.absent, present)
 
         def combined(everyones: list[list[Any]]) -> Any:
             reduced = iter(self._sum(everyones))
@@ -213,12 +220,6 @@ class DataParallelExtended(StrategyExtendedV1):
             return combine([value])
         return replica.lockstep.meet(value, combine)
 
-    def _agree_on_rows(self, rows: Any) -> Span:
-        everyones = self.communicator.all_gather(rows[None])
-        return Span(
-            tf.reduce_sum(everyones[: self.communicator.rank]), rows, tf.reduce_sum(everyones)
-        )
-
     # Running ----------------------------------------------------------------
 
     def _call_for_each_replica(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -228,7 +229,7 @@ class DataParallelExtended(StrategyExtendedV1):
     def _replica_context(self, number: int) -> Iterator[None]:
         # Raw tf.random ops traced in here draw differently on each replica; Keras's
         # random layers draw what one worker would have drawn for the rows.
-        context = _ReplicaContext(self._container_strategy(), number)
+        context = LockstepContext(self._container_strategy(), number)
         with context, shifted_seed(number * 1_000_003):
             yield
 
@@ -256,7 +257,7 @@ class DataParallelExtended(StrategyExtendedV1):
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         del options
-        tensors = [_as_tensor(leaf) for leaf in tf.nest.flatten(value)]
+        tensors = [as_tensor(leaf) for leaf in tf.nest.flatten(value)]
         results = self._met(tensors, lambda everyones: self._reduced(reduce_op, everyones))
         return tf.nest.pack_sequence_as(value, results)
 
@@ -265,7 +266,7 @@ class DataParallelExtended(StrategyExtendedV1):
         sums = self._sum(everyones)
         if reduce_op != tf.distribute.ReduceOp.MEAN:
             return sums
-        return [_divide(total, self._num_replicas_in_sync) for total in sums]
+        return [divide(total, self._num_replicas_in_sync) for total in sums]
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         del destinations, options
@@ -274,7 +275,7 @@ class DataParallelExtended(StrategyExtendedV1):
     def _batch_reduce_to(self, reduce_op: Any, pairs: Any, options: Any) -> Any:
         del options
         local = [self._components(value) for value, _ in pairs]
-        everyones = [[_as_tensor(own[i]) for own in local] for i in range(self.replicas.count)]
+        everyones = [[as_tensor(own[i]) for own in local] for i in range(self.replicas.count)]
         return self._reduced(reduce_op, everyones)
 
     def _components(self, value: Any) -> tuple[Any, ...]:
@@ -339,33 +340,12 @@ class DataParallelExtended(StrategyExtendedV1):
     # Input ------------------------------------------------------------------
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if isinstance(dataset, DistributedDataset) or self.communicator.size == 1:
-            return dataset
         del options
-        rank, size = self.communicator.rank, self.communicator.size
-        own = shard(dataset, rank, size, self._all_agree)
-        if own is None:
-            return DistributedDataset(in_one_order(dataset), self.whole_batches)
-        return DistributedDataset(own, self._own_batches)
-
-    def _all_agree(self, mine: bool) -> bool:
-        return bool(self.communicator.all_reduce_numpy(np.array([mine], np.int64), "min")[0])
+        return self.inputs.distribute(dataset)
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         del options
-        dataset = dataset_fn(self._input_context())
-        if self.communicator.size == 1:
-            return dataset
-        return DistributedDataset(dataset, self._own_batches)
-
-    def _input_context(self) -> tf.distribute.InputContext:
-        # A batch of a pipeline is for a worker, whatever number of shards it is cut into.
-        size = self.communicator.size
-        return tf.distribute.InputContext(
-            num_input_pipelines=size,
-            input_pipeline_id=self.communicator.rank,
-            num_replicas_in_sync=size,
-        )
+        return self.inputs.from_function(dataset_fn)
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
         self.rows.reset()
@@ -428,65 +408,3 @@ class DataParallelExtended(StrategyExtendedV1):
     @property
     def _global_batch_size(self) -> bool:
         return True
-
-
-class _ReplicaContext(tf.distribute.ReplicaContext):
-    """A replica context whose `merge_call` waits for the other replicas of the worker."""
-
-    def _merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        extended: Any = self.strategy.extended
-        replica = extended.replicas.current
-        if replica is None or replica.lockstep is None:
-            return super()._merge_call(merge_fn, args, kwargs)
-
-        def merge(everyones: list[Any]) -> Any:
-            grouped = tf.nest.map_structure(lambda *leaves: PerReplica(leaves), *everyones)
-            return super(_ReplicaContext, self)._merge_call(merge_fn, *grouped)
-
-        return replica.lockstep.meet((args, kwargs), merge)
-
-
-def _check(size: int, shares: Shares, exact: int | None) -> None:
-    if len(shares.units) != size:
-        raise ConfigError(
-            f"shares are for {len(shares.units)} workers, {list(shares.units)}, but there are "
-            f"{size}. Give one number for each worker."
-        )
-    if exact is None:
-        return
-    if exact < 1 or exact % size:
-        fits = [n for n in range(1, exact + 1) if exact % n == 0]
-        raise ConfigError(
-            f"{size} workers can't share {exact} virtual shards evenly; expected a number of "
-            f"workers among {fits}, or a number of shards that {size} divides, such as "
-            f"{size * -(-max(exact, 1) // size)}."
-        )
-    if len(set(shares.units)) > 1:
-        raise ConfigError(
-            f"shares {list(shares.units)} and exact={exact} exclude each other: in exact mode "
-            "every worker has as many virtual shards. Leave one of them out."
-        )
-
-
-def _as_tensor(value: Any) -> Any:
-    return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
-
-
-def _unless(absent: Any, gradients: list[Any]) -> list[Any]:
-    """`gradients`, or zeros like them where `absent` holds."""
-    values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-    values = tf.cond(
-        absent,
-        lambda: [tf.zeros_like(v) for v in values],
-        lambda: [tf.identity(v) for v in values],
-    )
-    return [
-        tf.IndexedSlices(v, g.indices, g.dense_shape) if isinstance(g, tf.IndexedSlices) else v
-        for g, v in zip(gradients, values, strict=True)
-    ]
-
-
-def _divide(value: Any, size: int) -> Any:
-    if isinstance(value, tf.IndexedSlices):
-        return tf.IndexedSlices(_divide(value.values, size), value.indices, value.dense_shape)
-    return value // size if value.dtype.is_integer else value / size

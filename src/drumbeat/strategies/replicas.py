@@ -210,3 +210,19 @@ def _regroup(results: list[Any]) -> Any:
         return PerReplica(leaves)
 
     return tf.nest.map_structure(group, *results)
+
+
+class LockstepContext(tf.distribute.ReplicaContext):
+    """A replica context whose `merge_call` waits for the other replicas of the worker."""
+
+    def _merge_call(self, merge_fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        extended: Any = self.strategy.extended
+        replica = extended.replicas.current
+        if replica is None or replica.lockstep is None:
+            return super()._merge_call(merge_fn, args, kwargs)
+
+        def merge(everyones: list[Any]) -> Any:
+            grouped = tf.nest.map_structure(lambda *leaves: PerReplica(leaves), *everyones)
+            return super(LockstepContext, self)._merge_call(merge_fn, *grouped)
+
+        return replica.lockstep.meet((args, kwargs), merge)

@@ -19,6 +19,7 @@ from drumbeat.data.distributed import DistributedDataset
 from drumbeat.data.rows import Span
 from drumbeat.errors import DataError
 from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.strategies.rebalance import Rebalancer
 from drumbeat.training import current, divergence, randomness, stopping
 
 logger = logging.getLogger("drumbeat")
@@ -100,6 +101,20 @@ class _Together(keras.callbacks.Callback):
         divergence.mend(self.model, self._communicator, "at the end of fit")
 
 
+class _Rebalance(keras.callbacks.Callback):
+    """Lets the workers' shares of a batch follow their speed."""
+
+    def __init__(self, rebalancer: Rebalancer) -> None:
+        super().__init__()
+        self._rebalancer = rebalancer
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._rebalancer.begin()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._rebalancer.end()
+
+
 def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
@@ -113,6 +128,8 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = signature.bind(self, *args, **kwargs).arguments
         given: Any = arguments.get("callbacks")
         behind = [_Together(strategy), *stopping.watchers(given, strategy.communicator)]
+        if strategy.extended.inputs.rebalancer is not None:
+            behind.append(_Rebalance(strategy.extended.inputs.rebalancer))
         with _own_errors(strategy), _followed(given, behind, self) as callbacks:
             return original(**arguments | {"callbacks": callbacks})
 

@@ -1,0 +1,124 @@
+"""From a user's dataset to one worker's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from drumbeat.collectives.communicator import Communicator
+from drumbeat.data.distributed import DistributedDataset, OwnBatches, WholeBatches, in_one_order
+from drumbeat.data.policies import shard
+from drumbeat.data.rows import BatchRows, Span
+from drumbeat.data.shares import Shares, cut
+from drumbeat.errors import ConfigError
+from drumbeat.strategies.rebalance import Rebalancer
+
+
+class Inputs:
+    """The inputs of one strategy.
+
+    Attributes:
+        shares: How much of each global batch each worker takes.
+        rebalancer: What adapts them; None where they stay.
+        rows: Where the span of each batch that is handed out is recorded.
+
+    Args:
+        communicator: Of the workers.
+        shares: See above.
+    """
+
+    def __init__(self, communicator: Communicator, shares: Shares) -> None:
+        self.shares = shares
+        self.rebalancer: Rebalancer | None = None
+        self.rows = BatchRows(communicator.rank, communicator.size)
+        self._communicator = communicator
+        self._bounds: Any = None
+        self._whole = WholeBatches(self.rows, self._rows_of)
+        self._own = OwnBatches(self.rows, self._agree_on_rows)
+
+    def follow_speed(self) -> None:
+        """From now on the shares follow the workers' speed."""
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._bounds = tf.Variable(
+                tf.constant(self.shares.bounds, tf.int64), trainable=False, name="shares"
+            )
+        self.rebalancer = Rebalancer(self._communicator, lambda: self.shares, self._use)
+
+    def _use(self, shares: Shares) -> None:
+        self.shares = shares
+        self._bounds.assign(shares.bounds)
+
+    def distribute(self, dataset: Any) -> Any:
+        """This worker's view of a dataset of global batches."""
+        if isinstance(dataset, DistributedDataset) or self._communicator.size == 1:
+            return dataset
+        rank, size = self._communicator.rank, self._communicator.size
+        own = shard(dataset, rank, size, self._all_agree)
+        if own is None:
+            return DistributedDataset(in_one_order(dataset), self._whole)
+        return DistributedDataset(own, self._own)
+
+    def from_function(self, function: Callable[[tf.distribute.InputContext], Any]) -> Any:
+        """This worker's view of the batches that it makes for itself."""
+        # A batch of a pipeline is for a worker, whatever number of shards it is cut into.
+        size = self._communicator.size
+        dataset = function(
+            tf.distribute.InputContext(
+                num_input_pipelines=size,
+                input_pipeline_id=self._communicator.rank,
+                num_replicas_in_sync=size,
+            )
+        )
+        return dataset if size == 1 else DistributedDataset(dataset, self._own)
+
+    def _rows_of(self, total: Any) -> tuple[Any, Any]:
+        """The range of this worker's rows in a global batch of `total` rows."""
+        rank = self._communicator.rank
+        if self._bounds is None:
+            return self.shares.rows_of(rank, total)
+        if self.rebalancer is not None and tf.executing_eagerly():
+            # In a loop of Python's a step lasts from one batch to the next.
+            self.rebalancer.end()
+            self.rebalancer.begin()
+        bounds = tf.convert_to_tensor(self._bounds)
+        return cut(bounds[rank], bounds[-1], total), cut(bounds[rank + 1], bounds[-1], total)
+
+    def _agree_on_rows(self, rows: Any) -> Span:
+        everyones = self._communicator.all_gather(rows[None])
+        return Span(
+            tf.reduce_sum(everyones[: self._communicator.rank]), rows, tf.reduce_sum(everyones)
+        )
+
+    def _all_agree(self, mine: bool) -> bool:
+        agreed = self._communicator.all_reduce_numpy(np.array([mine], np.int64), "min")
+        return bool(agreed[0])
+
+
+def check(size: int, shares: Shares, exact: int | None) -> None:
+    """Whether `size` workers can have these shares of a batch, or of `exact` virtual shards.
+
+    Raises:
+        ConfigError: They can't.
+    """
+    if len(shares.units) != size:
+        raise ConfigError(
+            f"shares are for {len(shares.units)} workers, {list(shares.units)}, but there are "
+            f"{size}. Give one number for each worker."
+        )
+    if exact is None:
+        return
+    if exact < 1 or exact % size:
+        fits = [n for n in range(1, exact + 1) if exact % n == 0]
+        raise ConfigError(
+            f"{size} workers can't share {exact} virtual shards evenly; expected a number of "
+            f"workers among {fits}, or a number of shards that {size} divides, such as "
+            f"{size * -(-max(exact, 1) // size)}."
+        )
+    if len(set(shares.units)) > 1:
+        raise ConfigError(
+            f"shares {list(shares.units)} and exact={exact} exclude each other: in exact mode "
+            "every worker has as many virtual shards. Leave one of them out."
+        )
