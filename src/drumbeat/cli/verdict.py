@@ -46,10 +46,11 @@ class Screen:
         many = workers(comparison.n)
         if wrong:
             things = "1 thing" if len(wrong) == 1 else f"{len(wrong)} things"
-            if all(finding.kind in ("failed", "limit", "no_steps") for finding in wrong):
+            text = f"{self._script} is not the same on {many} as on one: {things} to look at."
+            if comparison.one.ending != "failed" and comparison.many.ending == "failed":
+                text = f"{self._script} runs on one worker, but not on {many}."
+            elif all(finding.kind in ("failed", "limit", "no_steps") for finding in wrong):
                 text = f"{self._script} could not be compared to the end: {things} to look at."
-            else:
-                text = f"{self._script} is not the same on {many} as on one: {things} to look at."
             self._console.print(Text(text, "bold red"))
             return
         steps = comparison.steps

@@ -146,6 +146,11 @@ def _failed_advice(both: Comparison, run: Run) -> str:
         )
     if both.one.ending == "failed":
         return "It fails on one worker too."
+    if both.one.facts(JIT) and "XLA" in run.text:
+        return (
+            "XLA can't compile the communication between workers: leave out jit_compile=True where "
+            "a function holds the training step."
+        )
     return "It does run on one worker: look for what depends on the rank or on TF_CONFIG."
 
 
@@ -273,9 +278,9 @@ def _compiled(both: Comparison) -> Finding | None:
         return None
     return Finding(
         kind="jit",
-        what=f"{some(both.one.facts(JIT))} would be compiled by XLA on one worker; on {both.n} it "
-        "is not, and for the check it was not.",
-        why="XLA can't compile the communication within a step, and rounds a little differently.",
+        what=f"On one worker XLA would compile the step ({some(both.one.facts(JIT))}); for the "
+        "check it did not.",
+        why="XLA can't compile the communication between workers, and rounds a little differently.",
         do="Nothing.",
         harmless=True,
     )

@@ -89,8 +89,8 @@ def _random(both: Comparison, apart: str) -> Finding | None:
         return Finding(
             kind="random",
             what=f"{apart}.",
-            why=f"The step draws from TensorFlow's own stream ({some(ops)}), and every worker draws "
-            "for itself. The result is another training, usually as good.",
+            why=f"The step draws from TensorFlow's own stream ({some(ops)}), and every worker "
+            "draws for itself. The result is another training, usually as good.",
             do="Draw with keras.random and a keras.random.SeedGenerator: then each row gets the "
             "numbers that it gets on one worker.",
         )

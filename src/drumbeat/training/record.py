@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import atexit
 import collections
+import functools
+import inspect
 import re
 import sys
 import threading
@@ -50,8 +52,9 @@ def install(recording: Recording, identity: Identity) -> None:
     touch.wrap(touch.OPTIMIZER_APPLY, recorder.around_apply)
     touch.wrap(touch.LOSS_SCALE_APPLY, recorder.around_apply)
     touch.wrap(touch.BATCH_MOMENTS, recorder.around_moments)
-    touch.wrap(touch.FIT, recorder.around_fit)
-    touch.wrap(touch.TRAIN_ON_BATCH, recorder.around_fit)
+    if identity.world_size == 1:
+        # XLA can't compile a call of Python; on several workers it is out of the question anyway.
+        _replace(tf, "function", recorder.around_tf_function)
     for owner, name, make in (
         (tf.GradientTape, "gradient", recorder.around_gradient),
         (keras.random.SeedGenerator, "next", recorder.around_seed),
@@ -59,7 +62,11 @@ def install(recording: Recording, identity: Identity) -> None:
         (DataParallelExtended, "_experimental_distribute_dataset", recorder.around_dataset),
         (DataParallelExtended, "_distribute_datasets_from_function", recorder.around_function),
     ):
-        setattr(owner, name, make(getattr(owner, name)))
+        _replace(owner, name, make)
+
+
+def _replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
+    setattr(owner, name, make(getattr(owner, name)))
 
 
 class _Here(threading.local):
@@ -184,18 +191,19 @@ class Recorder:
 
         return distribute
 
-    def around_fit(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Switches XLA off, as it is on several workers: it can't compile a call of Python."""
+    def around_tf_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Leaves out the compilation by XLA."""
+        signature = inspect.signature(original)
 
-        def fit(*args: Any, **kwargs: Any) -> Any:
-            model = args[0] if args else kwargs["self"]
-            if model.jit_compile:
-                self._facts.add((kinds.JIT, model.name))
-                model.jit_compile = False
-                model.train_function = None
-            return original(*args, **kwargs)
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            arguments = signature.bind(*args, **kwargs).arguments
+            if arguments.pop("jit_compile", None):
+                name = getattr(arguments.get("func"), "__name__", "a function")
+                self._facts.add((kinds.JIT, name))
+            return original(**arguments)
 
-        return fit
+        return function
 
     # The step itself --------------------------------------------------------
 
@@ -209,13 +217,13 @@ class Recorder:
             variables = list(trainable_variables or optimizer._trainable_variables)
             before = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
             loss = self._loss_of(optimizer, variables)
-            learning_rate = _learning_rate(optimizer)
+            numbers = (loss, _learning_rate(optimizer), _loss_scale(optimizer))
             self._here.in_apply = True
             try:
                 result = original(optimizer, grads, trainable_variables)
             finally:
                 self._here.in_apply = False
-            self._record(optimizer, (loss, learning_rate), grads, variables, before)
+            self._record(optimizer, numbers, grads, variables, before)
             return result
 
         return apply
@@ -229,14 +237,12 @@ class Recorder:
         if not own or not all(_is_at_hand(part) for part in tf.nest.flatten(own[-1])):
             return None
         parts = [tf.reduce_sum(tf.cast(p, tf.float32)) for p in tf.nest.flatten(own[-1])]
-        loss = tf.add_n(parts)
-        scale = getattr(optimizer, "dynamic_scale", None)
-        return loss if scale is None else loss / tf.cast(tf.convert_to_tensor(scale), loss.dtype)
+        return tf.add_n(parts) / _loss_scale(optimizer)
 
     def _record(
         self,
         optimizer: Any,
-        numbers: tuple[Any, Any],
+        numbers: tuple[Any, Any, Any],
         grads: list[Any],
         variables: list[Any],
         before: list[Any],
@@ -245,17 +251,18 @@ class Recorder:
         in_scope = isinstance(strategy, DataParallelStrategy)
         together = current.in_replica() is not None
         self._note_precision(variables)
-        loss_is_known = numbers[0] is not None
+        loss, learning_rate, scale = numbers
+        loss_is_known = loss is not None
         present = [index for index, grad in enumerate(grads) if grad is not None]
         after = [tf.convert_to_tensor(v) for v in variables]
-        tensors = [numbers[0] if loss_is_known else tf.zeros([]), numbers[1]]
+        tensors = [loss if loss_is_known else tf.zeros([]), learning_rate, scale]
         tensors += [*(tf.convert_to_tensor(grads[i]) for i in present), *before, *after]
         names = [getattr(v, "path", v.name) for v in variables]
 
-        def record(loss: Any, learning_rate: Any, *arrays: np.ndarray) -> list[Any]:
+        def record(loss: Any, rate: Any, scale: Any, *arrays: np.ndarray) -> list[Any]:
             if self._steps >= self._recording.steps:
                 return []
-            gradients = dict(zip(present, arrays, strict=False))
+            gradients = {i: array / scale for i, array in zip(present, arrays, strict=False)}
             values = arrays[len(present) :]
             half = len(names)
             self._write(
@@ -265,7 +272,7 @@ class Recorder:
                     together=together,
                     in_scope=in_scope,
                     optimizer=type(optimizer).__name__,
-                    learning_rate=float(learning_rate),
+                    learning_rate=float(rate),
                     variables=tuple(
                         _variable(name, gradients.get(i), values[i], values[half + i])
                         for i, name in enumerate(names)
@@ -323,6 +330,12 @@ def _variable(
 
 def _learning_rate(optimizer: Any) -> Any:
     return tf.cast(tf.convert_to_tensor(optimizer.learning_rate), tf.float32)
+
+
+def _loss_scale(optimizer: Any) -> Any:
+    """The factor of loss and gradients that keeps 16-bit floats from vanishing."""
+    scale = getattr(optimizer, "dynamic_scale", 1.0)
+    return tf.identity(tf.cast(tf.convert_to_tensor(scale), tf.float32))
 
 
 def _is_at_hand(tensor: Any) -> bool:
