@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from drumbeat import data
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import tensorflow as tf
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "strategy"]
+__all__ = ["__version__", "data", "strategy"]
 
 
 def strategy(

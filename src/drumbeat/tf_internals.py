@@ -44,6 +44,7 @@ __all__ = [
     "PerReplica",
     "StrategyExtendedV1",
     "UpdateContext",
+    "WrappedDataset",
     "abort_collectives",
     "all_gather_v2",
     "all_reduce_v2",
@@ -62,6 +63,26 @@ OwnedIterator: Any = iterator_ops.OwnedIterator
 PerReplica: Any = _PerReplica
 StrategyExtendedV1: Any = distribute_lib.StrategyExtendedV1
 UpdateContext: Any = distribute_lib.UpdateContext
+
+
+class WrappedDataset(tf.data.Dataset):
+    """A `tf.data.Dataset` of a class of our own, with the elements of another dataset.
+
+    The class is public, but not how its subclasses name their tensor and their inputs.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        self._wrapped: Any = dataset
+        super().__init__(self._wrapped._variant_tensor)  # pyright: ignore[reportCallIssue]
+
+    def _inputs(self) -> list[Any]:
+        return [self._wrapped]
+
+    @property
+    def element_spec(self) -> Any:
+        """Type specification of an element."""
+        return self._wrapped.element_spec
+
 
 all_reduce_v2 = collective_ops.all_reduce_v2
 all_gather_v2 = collective_ops.all_gather_v2

@@ -235,7 +235,7 @@ class DistributedIterator(OwnedIterator):
         )
 
     def _no_rows(self) -> Any:
-        return tf.nest.map_structure(_empty, self.element_spec)
+        return tf.nest.map_structure(no_rows_of, self.element_spec)
 
 
 class DistributedIteratorSpec(IteratorSpec):
@@ -340,7 +340,7 @@ def _any_rows(spec: Any) -> Any:
     return spec
 
 
-def _empty(spec: Any) -> Any:
+def no_rows_of(spec: Any) -> Any:
     """A value of `spec` with no rows; other unknown axes have length 0."""
     if _is_ragged(spec):
         flat = tf.zeros([0, *_known(spec.shape[spec.ragged_rank + 1 :])], spec.dtype)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from drumbeat.collectives.communicator import Communicator
-from drumbeat.data.distributed import DistributedDataset, OwnBatches, WholeBatches, in_one_order
+from drumbeat.data.distributed import (
+    DistributedDataset,
+    OwnBatches,
+    PlacedBatches,
+    WholeBatches,
+    in_one_order,
+)
+from drumbeat.data.ordered import OrderedDataset
 from drumbeat.data.policies import shard
 from drumbeat.data.rows import BatchRows, Span
 from drumbeat.data.shares import Shares, cut
@@ -37,6 +44,7 @@ class Inputs:
         self._communicator = communicator
         self._bounds: Any = None
         self._whole = WholeBatches(self.rows, self._rows_of)
+        self._placed = PlacedBatches(self.rows)
         self._own = OwnBatches(self.rows, self._agree_on_rows)
 
     def follow_speed(self) -> None:
@@ -56,6 +64,10 @@ class Inputs:
         if isinstance(dataset, DistributedDataset) or self._communicator.size == 1:
             return dataset
         rank, size = self._communicator.rank, self._communicator.size
+        if isinstance(dataset, OrderedDataset):
+            shares = self.shares
+            placed = dataset.local_batches(lambda total: shares.rows_of(rank, total), self._gather)
+            return DistributedDataset(placed, self._placed)
         own = shard(dataset, rank, size, self._all_agree)
         if own is None:
             return DistributedDataset(in_one_order(dataset), self._whole)
@@ -91,6 +103,10 @@ class Inputs:
         return Span(
             tf.reduce_sum(everyones[: self._communicator.rank]), rows, tf.reduce_sum(everyones)
         )
+
+    def _gather(self, numbers: Sequence[int]) -> np.ndarray:
+        """Every worker's `numbers`, as many of each, [workers, n]."""
+        return self._communicator.all_gather_numpy(np.array([numbers], np.int64), name="data")
 
     def _all_agree(self, mine: bool) -> bool:
         agreed = self._communicator.all_reduce_numpy(np.array([mine], np.int64), "min")

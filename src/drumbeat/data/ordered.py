@@ -1,0 +1,281 @@
+"""Datasets of files in one global order, of which each worker reads its own rows only."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from drumbeat.data.epochs import Epochs
+from drumbeat.data.failures import data_error
+from drumbeat.data.order import Order
+from drumbeat.data.placed import RangeOf, placed_batches
+from drumbeat.data.records import RecordFiles
+from drumbeat.data.sources import Paths, PathSource, RecordSource, Source, resolve
+from drumbeat.errors import DataError
+from drumbeat.tf_internals import OwnedIterator, WrappedDataset
+
+Map = Callable[..., Any]
+
+
+class OrderedIterator(OwnedIterator):
+    """Iterator of an `OrderedDataset`; raises `DataError` for what is wrong with the data."""
+
+    def __next__(self) -> Any:
+        try:
+            return super().__next__()
+        except tf.errors.OpError as error:
+            own = data_error(error)
+            if own is None:
+                raise
+            raise own from error
+
+
+class OrderedDataset(WrappedDataset):
+    """A `tf.data.Dataset` of global batches that can be read row by row.
+
+    What `drumbeat.data.files` and `drumbeat.data.tfrecords` return. Alone, in plain Keras
+    or under another strategy it is a dataset like any other. Given to `fit`, `evaluate`,
+    `predict` or `experimental_distribute_dataset` under drumbeat's strategy, each worker
+    reads its own rows of each global batch and no others.
+
+    Guarantees: the k-th global batch of an epoch holds the same examples, in the same
+    order, for any number of workers. With `shuffle`, each pass over the data has an order
+    of its own; a second `fit` goes on where the first ended. An iterator that gives only
+    its first batch, to look at it, doesn't count as a pass.
+
+    What `map`, `take` and the other methods of `tf.data.Dataset` return is a dataset of
+    global batches that each worker reads in full; `prefetch` and `repeat` keep what this
+    class promises.
+    """
+
+    def __init__(
+        self,
+        dataset: tf.data.Dataset,
+        local: Callable[[RangeOf, Epochs], tf.data.Dataset],
+        with_repeats: Callable[[int], OrderedDataset],
+        epochs: Epochs,
+        facts: tuple[int, ...],
+    ) -> None:
+        """Stores; use `drumbeat.data.files` and `drumbeat.data.tfrecords`."""
+        super().__init__(dataset)
+        self._local = local
+        self._with_repeats = with_repeats
+        self._epochs = epochs
+        self._facts = facts
+
+    def __iter__(self) -> Any:
+        return OrderedIterator(self)
+
+    @property
+    def epoch(self) -> int:
+        """The number of the pass that begins next, from 0; it decides the shuffled order.
+
+        Set it to go on with a training that was interrupted, on all workers:
+        `data.epoch = initial_epoch`. Under drumbeat's strategy, `fit` does.
+        """
+        return self._epochs.value
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        if number < 0:
+            raise DataError(f"epoch is {number}; expected the number of a pass, from 0.")
+        self._epochs.value = number
+
+    def prefetch(self, buffer_size: Any, name: str | None = None) -> Any:
+        """This dataset: batches are read ahead anyway."""
+        del buffer_size, name
+        return self
+
+    def repeat(self, count: Any = None, name: str | None = None) -> Any:
+        """The passes of `count` epochs one after another, each in its own order; None: endless."""
+        del name
+        return self._with_repeats(-1 if count is None else int(count))
+
+    def local_batches(self, range_of: RangeOf, gather: Callable[[Any], Any]) -> tf.data.Dataset:
+        """One worker's pipeline, for a `PlacedBatches` feed.
+
+        Args:
+            range_of: From the rows of a global batch to the first that is this worker's and
+                the one after its last.
+            gather: From a list of whole numbers of every worker to all of them, in rank
+                order, [workers, n].
+
+        Returns:
+            A dataset of pairs: the local batch, and int64 `[start, rows, total]`.
+
+        Raises:
+            DataError: The workers don't see the same files.
+        """
+        everyones = gather([*self._facts, self.epoch])
+        _require_same(everyones[:, :-1].tolist())
+        # A worker that went through the data alone would be ahead: all go by the chief.
+        self.epoch = int(everyones[0, -1])
+        return self._local(range_of, Epochs(self.epoch, shown=self._epochs))
+
+
+def files(
+    paths: Paths,
+    *,
+    batch_size: int,
+    map: Map | None = None,  # noqa: A002  (the word of tf.data)
+    shuffle: int | None = None,
+    drop_remainder: bool = False,
+) -> OrderedDataset:
+    """A dataset of global batches, one example a file, such as images.
+
+    Each worker opens the files of its own rows only. No shuffle buffer: the order of an
+    epoch is computed.
+
+    Args:
+        paths: A path or pattern, or several: `"images/*/*.jpg"`. Patterns are expanded in
+            the order of names; lists are taken as they stand. gs:// and other file
+            systems of TensorFlow as well.
+        batch_size: Rows of a global batch, over all workers.
+        map: From a path, a string scalar, to an example: a tensor or a structure of
+            them, such as `(image, label)`, with one shape for all examples. It is
+            traced as in `tf.data.Dataset.map` and runs for several examples at once.
+            With two parameters it gets `(path, seed)`: an int64 vector of 2 for
+            `tf.random.stateless_*` and `tf.image.stateless_*`, another for each example
+            and epoch and the same for any number of workers. None: the path itself.
+        shuffle: A seed: each epoch has another order, which depends on the seed, the epoch
+            and the number of examples alone. None: the order of `paths`, always.
+        drop_remainder: Leave out a last batch of fewer rows.
+
+    Raises:
+        DataError: No such files, a folder instead of files, or an argument that can't be
+            used.
+    """
+    found = resolve(paths, "drumbeat.data.files")
+    return _dataset(PathSource(found), map, _order(len(found), batch_size, drop_remainder, shuffle))
+
+
+def tfrecords(
+    paths: Paths,
+    *,
+    batch_size: int,
+    map: Map | None = None,  # noqa: A002  (the word of tf.data)
+    shuffle: int | None = None,
+    drop_remainder: bool = False,
+) -> OrderedDataset:
+    """A dataset of global batches of the records of TFRecord files.
+
+    Walks through the record lengths of all files first, which takes about 2 µs a record
+    in the system's cache, and 8 bytes of memory each; then every worker reads the records
+    of its own rows only. Shuffling is over all records of all files.
+
+    The checksums of the lengths are verified, those of the data are not. Compressed files
+    are refused.
+
+    Args:
+        paths: As for `files`.
+        batch_size: Rows of a global batch, over all workers.
+        map: From a record, a string scalar, to an example; all else as for `files`.
+            None: the record's bytes.
+        shuffle: As for `files`.
+        drop_remainder: Leave out a last batch of fewer rows.
+
+    Raises:
+        DataError: No such files, one that is compressed, damaged or cut short, no records at
+            all, or an argument that can't be used.
+    """
+    found = resolve(paths, "drumbeat.data.tfrecords")
+    records = RecordFiles.of(found)
+    if not len(records):
+        raise DataError(
+            f"there are no records in {', '.join(found[:3])}{' ...' if len(found) > 3 else ''} "
+            f"({len(found)} files). Expected at least one."
+        )
+    order = _order(len(records), batch_size, drop_remainder, shuffle)
+    return _dataset(RecordSource(records), map, order)
+
+
+def _order(examples: int, batch_size: int, drop_remainder: bool, shuffle: int | None) -> Order:
+    if isinstance(batch_size, bool) or int(batch_size) != batch_size or batch_size < 1:
+        raise DataError(f"batch_size is {batch_size!r}; expected a whole number above 0.")
+    if isinstance(shuffle, bool) or not (shuffle is None or int(shuffle) == shuffle):
+        raise DataError(
+            f"shuffle is {shuffle!r}; expected None, or a whole number as the seed of the order, "
+            "such as shuffle=1."
+        )
+    order = Order(
+        num_examples=examples,
+        batch_size=int(batch_size),
+        drop_remainder=drop_remainder,
+        seed=None if shuffle is None else int(shuffle),
+    )
+    if not order.num_batches:
+        raise DataError(
+            f"{examples} examples are fewer than one batch of {batch_size}, and "
+            "drop_remainder=True leaves out what doesn't fill one. Expected a smaller "
+            "batch_size, or drop_remainder=False."
+        )
+    return order
+
+
+def _dataset(source: Source, map_: Map | None, order: Order) -> OrderedDataset:
+    load = _load(map_)
+    epochs = Epochs(0)
+    facts = (order.num_examples, order.batch_size, order.seed or 0, source.fingerprint())
+
+    def repeated(repeats: int) -> OrderedDataset:
+        def local(range_of: RangeOf, own: Epochs) -> tf.data.Dataset:
+            return placed_batches(source, load, order, own, repeats, range_of, spans=True)
+
+        whole = placed_batches(
+            source, load, order, epochs, repeats, lambda total: (0, total), spans=False
+        )
+        return OrderedDataset(whole, local, repeated, epochs, facts)
+
+    return repeated(1)
+
+
+def _load(map_: Map | None) -> Callable[[Any, Any], Any]:
+    """`map_` as a function of an example and its seed."""
+    if map_ is None:
+        return lambda example, seed: example
+    if not callable(map_):
+        raise DataError(
+            f"map is {map_!r}; expected a function from one example to what the model gets."
+        )
+    # A tf.function also where the pipeline around it is not converted by AutoGraph.
+    function: Any = tf.function(map_)
+    if _takes_seed(map_):
+        return function
+    return lambda example, seed: function(example)
+
+
+def _takes_seed(function: Map) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [p for p in parameters if p.kind in positional and p.default is p.empty]
+    if len(required) > 2:
+        raise DataError(
+            f"map takes {len(required)} arguments, {', '.join(p.name for p in required)}; "
+            "expected (example) or (example, seed)."
+        )
+    return len(required) == 2
+
+
+def _require_same(facts: list[list[int]]) -> None:
+    """Each worker's examples, batch size, seed and fingerprint."""
+    for rank, (theirs, chiefs) in enumerate(zip(facts, facts[:1] * len(facts), strict=True)):
+        if theirs == chiefs:
+            continue
+        names = ("examples", "as batch_size", "as seed of shuffle")
+        differing = [
+            f"{t} {name} there, {c} on worker 0"
+            for t, c, name in zip(theirs, chiefs, names, strict=False)
+            if t != c
+        ]
+        what = "; ".join(differing) or "as many examples, but other files"
+        raise DataError(
+            f"Workers 0 and {rank} don't read the same data: {what}. Expected the same files, in "
+            "the same order, on every worker: put them where all can read them, or copy all of "
+            "them to each machine."
+        )
