@@ -48,7 +48,7 @@ class Screen:
             things = "1 thing" if len(wrong) == 1 else f"{len(wrong)} things"
             text = f"{self._script} is not the same on {many} as on one: {things} to look at."
             if comparison.one.ending != "failed" and comparison.many.ending == "failed":
-                text = f"{self._script} runs on one worker, but not on {many}."
+                text = f"{self._script} runs on one worker, but not on {comparison.n}."
             elif all(finding.kind in ("failed", "limit", "no_steps") for finding in wrong):
                 text = f"{self._script} could not be compared to the end: {things} to look at."
             self._console.print(Text(text, "bold red"))

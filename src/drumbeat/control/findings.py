@@ -151,7 +151,10 @@ def _failed_advice(both: Comparison, run: Run) -> str:
             "XLA can't compile the communication between workers: leave out jit_compile=True where "
             "a function holds the training step."
         )
-    return "It does run on one worker: look for what depends on the rank or on TF_CONFIG."
+    return (
+        "It does run on one worker: look for what depends on the number of workers, the rank or "
+        "TF_CONFIG."
+    )
 
 
 def _not_together(both: Comparison) -> Finding | None:

@@ -95,6 +95,7 @@ class Recorder:
         self._steps = 0
         self._rows: tuple[str, ...] | None = None
         self._facts: set[tuple[str, str]] = set()
+        self._compiled: set[str] = set()
         self._here = _Here()
         self._bridge = Bridge(on_device=False)
 
@@ -198,12 +199,23 @@ class Recorder:
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             arguments = signature.bind(*args, **kwargs).arguments
-            if arguments.pop("jit_compile", None):
-                name = getattr(arguments.get("func"), "__name__", "a function")
-                self._facts.add((kinds.JIT, name))
-            return original(**arguments)
+            if not arguments.get("jit_compile"):
+                return original(*args, **kwargs)
+            if arguments.get("func") is None:
+                return functools.partial(function, **arguments)
+            self._compiled.add(getattr(arguments["func"], "__name__", "a function"))
+            return original(**{**arguments, "jit_compile": None})
 
         return function
+
+    def _note_compilation(self) -> None:
+        """Notes the function around the step at hand that XLA would have compiled."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_name.removeprefix("tf__")  # AutoGraph puts that before it
+            if name in self._compiled:
+                self._facts.add((kinds.JIT, name))
+            frame = frame.f_back
 
     # The step itself --------------------------------------------------------
 
@@ -251,6 +263,7 @@ class Recorder:
         in_scope = isinstance(strategy, DataParallelStrategy)
         together = current.in_replica() is not None
         self._note_precision(variables)
+        self._note_compilation()
         loss, learning_rate, scale = numbers
         loss_is_known = loss is not None
         present = [index for index, grad in enumerate(grads) if grad is not None]
