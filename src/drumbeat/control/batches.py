@@ -68,7 +68,7 @@ def _copies(alone: Batch, part: Batch, n: int, step: int) -> Finding:
         why="The dataset was not distributed, or each worker makes its own that is not sharded.",
         do="Give fit() the data as it is, or in a loop of your own iterate "
         "strategy.experimental_distribute_dataset(dataset).",
-        spoils_gradients=True,
+        spoils_from=step,
     )
 
 
@@ -84,7 +84,7 @@ def _size(n: int, alone: int, together: int, step: int) -> Finding:
             "worker.",
             do=f"To compare, and for the same model on any number of workers: a fixed global batch "
             f"of {alone} or {together} rows, without the factor num_replicas_in_sync.",
-            spoils_gradients=True,
+            spoils_from=step,
         )
     if together * n in range(alone - n + 1, alone + n):
         return Finding(
@@ -94,7 +94,7 @@ def _size(n: int, alone: int, together: int, step: int) -> Finding:
             "every worker makes its own batches. Here the batch size is that of all workers "
             "together, and is divided for you.",
             do="Give the global batch size.",
-            spoils_gradients=True,
+            spoils_from=step,
         )
     return Finding(
         kind="batch_size",
@@ -102,7 +102,7 @@ def _size(n: int, alone: int, together: int, step: int) -> Finding:
         why="The batch size, or how much data there is, depends on the number of workers or the "
         "rank; or a dataset function does not use context.get_per_replica_batch_size.",
         do="Give the same data and the same global batch size on any number of workers.",
-        spoils_gradients=True,
+        spoils_from=step,
     )
 
 
@@ -116,7 +116,7 @@ def _sharded(policies: Sequence[str], step: int, many: Run) -> Finding:
         "epoch every row still counts once.",
         do="For the same batches on any number of workers: AutoShardPolicy.DATA (the default "
         "here), or drumbeat.data.",
-        spoils_gradients=True,
+        spoils_from=step,
     )
 
 
@@ -141,7 +141,7 @@ def _other_rows(one: Run, many: Run, step: int) -> Finding:
         "or data that the script has already split by worker.",
         do="Give every worker the same data in the same order, and leave the cutting to the "
         "strategy. A dataset that is split already: distribute_datasets_from_function.",
-        spoils_gradients=True,
+        spoils_from=step,
     )
 
 

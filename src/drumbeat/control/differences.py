@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from drumbeat.cluster.recording import HALF, TF32, StepRecord, VariableRecord
@@ -168,9 +168,10 @@ def _apart(
     return relative(math.hypot(*(math.dist(x, y) for x, y in sketches)), norms)
 
 
-def values_apart(a: StepRecord, b: StepRecord) -> float:
-    """Relative difference of the weights before a step."""
-    both = [(x.before, y.before) for x, y in zip(a.variables, b.variables, strict=False)]
+def values_apart(a: StepRecord, b: StepRecord, names: Collection[str]) -> float:
+    """Relative difference of the variables called `names`, in `a`, before a step."""
+    each = zip(a.variables, b.variables, strict=False)
+    both = [(x.before, y.before) for x, y in each if x.name in names]
     norms = [math.hypot(*(math.hypot(*pair[i]) for pair in both)) for i in (0, 1)]
     return _apart(both, norms)
 

@@ -15,7 +15,7 @@ class Finding:
         why: The probable cause.
         do: What to do.
         harmless: It does not make the training another one.
-        spoils_gradients: With it, gradients can't be the same, so they need no finding.
+        spoils_from: First step whose gradients can't be the same any more; None for none.
     """
 
     kind: str
@@ -23,4 +23,4 @@ class Finding:
     why: str
     do: str
     harmless: bool = False
-    spoils_gradients: bool = False
+    spoils_from: int | None = None

@@ -10,7 +10,7 @@ from drumbeat.control.batches import batch_findings
 from drumbeat.control.comparison import Comparison, some, workers
 from drumbeat.control.differences import Run, step_difference
 from drumbeat.control.finding import Finding
-from drumbeat.control.gradients import gradient_findings
+from drumbeat.control.gradients import gradient_findings, same_rate
 
 # Weights that start further apart, relative to their size, were drawn apart.
 STARTS_ALIKE = 1e-6
@@ -40,8 +40,8 @@ def compare(one: Run, many: Run, again: Run | None = None) -> tuple[Finding, ...
         if structure:
             return (structure, *ended)
     found = [_initial_weights(both), *batch_findings(one, many), _learning_rate(both)]
-    if not any(finding and finding.spoils_gradients for finding in found):
-        found += gradient_findings(both)
+    spoilt = min((f.spoils_from for f in found if f and f.spoils_from), default=both.steps + 1)
+    found += gradient_findings(both, spoilt - 1)
     found += [_workers_apart(both), *ended, _length(both), _compiled(both)]
     return _with_repetition(tuple(f for f in found if f), both)
 
@@ -60,8 +60,8 @@ def _with_repetition(findings: tuple[Finding, ...], both: Comparison) -> tuple[F
 def _not_repeated(one: Run, again: Run) -> set[str]:
     """The kinds of findings in which two runs on one worker differ."""
     steps = range(1, min(one.steps, again.steps) + 1)
-    if not steps or differences.values_apart(one.at(1), again.at(1)) > STARTS_ALIKE:
-        return {"initial_weights"} if steps else set()
+    if _apart_at_start(one, again) > STARTS_ALIKE:
+        return {"initial_weights"}
     if any(one.rows(step) != again.rows(step) for step in steps):
         return {"rows"}
     if not all(step_difference(one, again, step).is_rounding for step in steps):
@@ -195,7 +195,7 @@ def _other_model(both: Comparison) -> Finding | None:
 
 
 def _initial_weights(both: Comparison) -> Finding | None:
-    apart = differences.values_apart(both.one.at(1), both.many.at(1))
+    apart = _apart_at_start(both.one, both.many)
     if not apart > STARTS_ALIKE:
         return None
     return Finding(
@@ -208,14 +208,26 @@ def _initial_weights(both: Comparison) -> Finding | None:
         ),
         do="Seed the same way on all workers (keras.utils.set_random_seed), and remove old "
         "checkpoints.",
-        spoils_gradients=True,
+        spoils_from=1,
     )
+
+
+def _apart_at_start(one: Run, other: Run) -> float:
+    """How far the weights are apart before the first step of each: of several models, too."""
+    seen: set[str] = set()
+    apart = [0.0]
+    for step in range(1, min(one.steps, other.steps) + 1):
+        names = {variable.name for variable in one.at(step).variables}
+        if not names <= seen:
+            apart.append(differences.values_apart(one.at(step), other.at(step), names - seen))
+        seen |= names
+    return max(apart)
 
 
 def _learning_rate(both: Comparison) -> Finding | None:
     for step in range(1, both.steps + 1):
         rates = [run.at(step).learning_rate for run in (both.one, both.many)]
-        if not abs(rates[0] - rates[1]) > 1e-5 * abs(rates[0]):
+        if same_rate(both, step):
             continue
         scaled = abs(rates[1] - both.n * rates[0]) < 0.01 * abs(rates[1])
         what = f"The learning rate is {rates[0]:.6g} on one worker and {rates[1]:.6g} on {both.n}"
@@ -227,6 +239,7 @@ def _learning_rate(both: Comparison) -> Finding | None:
                 "batch that grows as well, as in many tutorials; here the batch is a global one "
                 "already.",
                 do="Leave it as it is for one worker, if the batch is the same.",
+                spoils_from=step + 1,
             )
         return Finding(
             kind="learning_rate",
@@ -234,6 +247,7 @@ def _learning_rate(both: Comparison) -> Finding | None:
             why="It is computed from the number of workers or the rank, or its schedule counts "
             "steps per epoch of another length.",
             do="Compute it from the global batch alone.",
+            spoils_from=step + 1,
         )
     return None
 

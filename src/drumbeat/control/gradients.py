@@ -11,13 +11,19 @@ from drumbeat.control.differences import StepDifference
 from drumbeat.control.finding import Finding
 
 
-def gradient_findings(both: Comparison) -> list[Finding]:
-    """What is to be said about the first step whose gradient or update differs."""
-    for difference in both.differences:
+def same_rate(both: Comparison, step: int) -> bool:
+    """Whether the optimizers have one learning rate in a step."""
+    rates = [run.at(step).learning_rate for run in (both.one, both.many)]
+    return not abs(rates[0] - rates[1]) > 1e-5 * abs(rates[0])
+
+
+def gradient_findings(both: Comparison, steps: int) -> list[Finding]:
+    """What is to be said about the first of `steps` whose gradient or update differs."""
+    for difference in both.differences[:steps]:
         if not difference.is_rounding:
             return _explain_gradient(both, difference)
         update = _update(both, difference)
-        if update:
+        if update and same_rate(both, difference.step):
             return [update]
     return []
 
