@@ -7,6 +7,7 @@ AUTO differs in one point, named below.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 
@@ -51,6 +52,7 @@ def shard(
     if policy in (Policy.AUTO, Policy.DATA):
         return None
     if policy == Policy.OFF:
+        _note_order(policy.name, rank)
         return split_batches(dataset, world_size)
     problem = sharded = None
     try:
@@ -61,6 +63,7 @@ def shard(
     except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError) as error:
         problem = error.message.splitlines()[0]
     if all_agree(problem is None) and sharded is not None:
+        _note_order(policy.name, rank)
         return split_batches(sharded, world_size)
     if policy == Policy.HINT:
         raise DataError(
@@ -75,3 +78,13 @@ def shard(
         problem or "too few files for another worker",
     )
     return None
+
+
+@functools.cache  # once for a process, however many datasets it shards
+def _note_order(policy: str, rank: int) -> None:
+    if rank == 0:
+        logger.warning(
+            "With AutoShardPolicy.%s each worker has data of its own, so which examples share a "
+            "batch depends on the number of workers. With AUTO or DATA it doesn't.",
+            policy,
+        )
