@@ -48,7 +48,12 @@ def dense_model(optimizer=None, regularizer=None, metrics=("accuracy",), **compi
         model = keras.Sequential(
             [
                 keras.Input((6,)),
-                keras.layers.Dense(16, activation="tanh", kernel_regularizer=regularizer),
+                keras.layers.Dense(
+                    16,
+                    activation="tanh",
+                    kernel_regularizer=regularizer,
+                    activity_regularizer=regularizer,
+                ),
                 keras.layers.Dense(3),
             ]
         )
@@ -155,11 +160,15 @@ def fit_dict_dataset_with_two_outputs():
                 "size": "mse",
             },
             loss_weights={"kind": 1.0, "size": 0.5},
-            metrics={"kind": ["accuracy"], "size": ["mae"]},
+            metrics={"kind": ["accuracy"]},
+            weighted_metrics={"size": ["mae"]},
         )
     inputs = {"left": x[:, :3], "right": x[:, 3:]}
     targets = {"kind": y, "size": x.sum(-1, keepdims=True)}
-    dataset = tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(50)
+    weights = np.random.default_rng(2).uniform(0, 2, len(x)).astype("float32")
+    weights[-15:] = 0  # Those of the last worker's last batch.
+    weights = {"kind": weights, "size": weights[::-1]}
+    dataset = tf.data.Dataset.from_tensor_slices((inputs, targets, weights)).batch(50)
     history = model.fit(dataset, epochs=3, verbose=0)
     predictions = model.predict(dataset, verbose=0)
     return outcome(model, history, kind=predictions["kind"], size=predictions["size"])
@@ -436,8 +445,18 @@ OPTIMIZERS = {
     "accumulation_with_clipnorm": lambda: keras.optimizers.SGD(
         0.1, clipnorm=0.05, gradient_accumulation_steps=3, use_ema=True
     ),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.05),
+    "lion": lambda: keras.optimizers.Lion(0.01),
     "lamb": lambda: keras.optimizers.Lamb(0.01),
     "muon": lambda: keras.optimizers.Muon(0.01),
+    # Newer than the oldest Keras that we support.
+    "several": lambda: (
+        keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(keras.optimizers.Adam(0.01, clipnorm=0.1))
+        )
+        if hasattr(keras.optimizers, "MultiOptimizer")
+        else keras.optimizers.Adam(0.01)
+    ),
     "loss_scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
 }
 for _name, _make in OPTIMIZERS.items():
@@ -522,6 +541,8 @@ def masked_sequence_loss():
 def _with_loss(loss):
     x, y = data(130)
     weights = np.random.default_rng(2).uniform(0, 2, len(x)).astype("float32")
+    # Nothing counts of the last worker's rows of one batch, nor of another batch.
+    weights[47:64] = weights[96:128] = 0
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
         model.compile(keras.optimizers.SGD(0.01), loss=loss, weighted_metrics=["accuracy"])
@@ -697,6 +718,52 @@ def batch_norm_is_alike_on_all_workers():
     return {f"per_size_{i}": w for i, w in enumerate(values)} | {
         "finite": np.array([np.isfinite(w).all() for w in values])
     }
+
+
+@scenario
+def layers_that_normalize():
+    x, y = data(65)
+    normalize = keras.layers.Normalization()
+    normalize.adapt(tf.data.Dataset.from_tensor_slices(x * 3 + 2).batch(10))
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                normalize,
+                keras.layers.SpectralNormalization(keras.layers.Dense(8)),
+                keras.layers.UnitNormalization(),
+                keras.layers.Reshape((1, 8)),
+                keras.layers.GroupNormalization(4),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(keras.optimizers.SGD(0.1), loss=_reduction("mean"))
+    return outcome(model, model.fit(x, y, batch_size=32, epochs=3, shuffle=False, verbose=0))
+
+
+@scenario
+def layers_that_adapt():
+    x, numbers = data(65)
+    words = np.array(["a b c", "b c", "d a", "c c"])[numbers]
+
+    def adapted(given):
+        kinds = keras.layers
+        layers = [kinds.Normalization(), kinds.Discretization(num_bins=4)]
+        layers += [kinds.TextVectorization(output_mode="tf_idf"), kinds.IntegerLookup()]
+        inputs = [x, x, words, numbers]
+        for layer, values in zip(layers, inputs, strict=True):
+            layer.adapt(given(values))
+        return [np.array(f(v[:9])) for f, v in zip(layers, inputs, strict=True)]
+
+    outside = [adapted(lambda x: x), adapted(lambda x: batches_of(x))]
+    with strategy.scope():
+        inside = [adapted(lambda x: x), adapted(lambda x: batches_of(x))]
+    return {f"{i}_{j}": v for i, r in enumerate([*outside, *inside]) for j, v in enumerate(r)}
+
+
+def batches_of(values):
+    return tf.data.Dataset.from_tensor_slices(values).batch(10)
 
 
 @scenario
@@ -907,6 +974,15 @@ class Rate(keras.metrics.Metric):
 
 def binary_metrics():
     kinds = keras.metrics
+    return [
+        kinds.AUC(num_thresholds=20),
+        kinds.Precision([0.3, 0.6]),
+        kinds.SensitivityAtSpecificity(0.5, num_thresholds=20),
+        kinds.F1Score(threshold=0.5),
+        kinds.BinaryIoU(threshold=0.4),
+        kinds.R2Score(),
+        kinds.RootMeanSquaredError(),
+    ]
 
 
 def one_hot_metrics():
@@ -927,6 +1003,15 @@ def numbers_of(results):
     flat = [(k, v if isinstance(v, dict) else {"": v}) for k, v in sorted(results.items())]
     return np.concatenate([np.reshape(v, [-1]) for _, inner in flat for v in inner.values()])
 
+
+def _ways_to_ask(metrics, classes, of_batches=False):
+    """What fit, evaluate and the batch-wise calls say of `metrics`, and callbacks see."""
+    x, y = data(75)
+    y = np.eye(3, dtype="float32")[y][:, :classes]
+    weights = np.random.default_rng(2).uniform(0, 2, 75).astype("float32")
+    weights[-9:] = 0  # Those of the last worker's last batch.
+    activation = "sigmoid" if classes == 1 else None
+    loss = keras.losses.BinaryCrossentropy(from_logits=classes > 1)
     with strategy.scope():
         model = keras.Sequential(
             [keras.Input((6,)), keras.layers.Dense(classes, activation=activation)]
@@ -1042,15 +1127,6 @@ def custom_train_step():
             gradients = tape.gradient(loss, self.trainable_variables)
             self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
             return {"mine": tf.constant(float(RANK))}
-    return [
-        kinds.AUC(num_thresholds=20),
-        kinds.Precision([0.3, 0.6]),
-        kinds.SensitivityAtSpecificity(0.5, num_thresholds=20),
-        kinds.F1Score(threshold=0.5),
-        kinds.BinaryIoU(threshold=0.4),
-        kinds.R2Score(),
-        kinds.RootMeanSquaredError(),
-    ]
 
     x, _ = data(64)
     with strategy.scope():
@@ -1063,24 +1139,22 @@ def custom_train_step():
 
 @scenario
 def early_stopping():
-
-def _ways_to_ask(metrics, classes, of_batches=False):
-    """What fit, evaluate and the batch-wise calls say of `metrics`, and callbacks see."""
-    x, y = data(75)
-    y = np.eye(3, dtype="float32")[y][:, :classes]
-    weights = np.random.default_rng(2).uniform(0, 2, 75).astype("float32")
-    weights[-9:] = 0  # Those of the last worker's last batch.
-    activation = "sigmoid" if classes == 1 else None
-    loss = keras.losses.BinaryCrossentropy(from_logits=classes > 1)
     x, y = data(90)
     model = dense_model()
     stop = keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
     plateau = keras.callbacks.ReduceLROnPlateau("val_loss", patience=0)
-    noise = np.random.default_rng(5).integers(0, 3, 40)
+    decay = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9)
+    noise = np.random.default_rng(5).integers(0, 3, 41)
     history = model.fit(
-        x, y, epochs=30, verbose=0, validation_data=(x[:40], noise), callbacks=[stop, plateau]
+        x,
+        y,
+        epochs=30,
+        verbose=0,
+        validation_data=(x[:41], noise),
+        validation_batch_size=20,
+        callbacks=[stop, plateau, decay],
     )
-    return outcome(model, epochs=np.array(len(history.history["loss"])))
+    return outcome(model, history, epochs=np.array(len(history.history["loss"])))
 
 
 @scenario
@@ -1298,20 +1372,31 @@ def metric_results_in_a_custom_loop():
     dataset = strategy.experimental_distribute_dataset(pipeline(x, y, 32))
     with strategy.scope():
         accuracy, total = keras.metrics.SparseCategoricalAccuracy(), keras.metrics.Sum()
+        smoothed, averaged = Smoothed(), keras.metrics.Mean()
 
     @tf.function
     def step(x, y):
         strategy.run(accuracy.update_state, args=(y, x[:, :3]))
         strategy.run(total.update_state, args=(x,))
+        strategy.run(smoothed.update_state, args=(y, x))
         return total.result()
+
+    @tf.function
+    def reset():
+        smoothed.reset_state()
 
     seen = []
     for _ in range(2):
         within = [float(step(x, y)) for x, y in dataset]
+        # Outside of run each worker counts the same.
+        averaged.update_state(within)
         # Asking doesn't change what has been counted.
         seen.append([within[-1], *(float(m.result()) for m in (accuracy, total, accuracy, total))])
+        seen[-1] += [float(averaged.result())]
+        seen[-1] += [float(smoothed.result()[f"smoothed_{name}"]) for name in ("share", "rows")]
         accuracy.reset_state()
         total.reset_state()
+        reset()
     return {"seen": np.array(seen)}
 
 
@@ -1401,28 +1486,20 @@ def everyone_saves_to_one_path():
     x, y = data(64)
     model = dense_model()
     model.fit(x, y, epochs=1, verbose=0)
-        smoothed = Smoothed()
     folder = OUT / f"saved-{SIZE}"
     folder.mkdir(exist_ok=True)
     loaded = []
     for _ in range(5):
         model.save(folder / "model.keras")
-        strategy.run(smoothed.update_state, args=(y, x))
         model.save_weights(folder / "model.weights.h5")
         model.export(str(folder / "exported"), verbose=False)
-    @tf.function
-    def reset():
-        smoothed.reset_state()
-
         loaded.append(keras.models.load_model(folder / "model.keras").predict(x[:3], verbose=0))
         model.load_weights(folder / "model.weights.h5")
     # A folder can't be replaced in one go: read it when nobody writes it any more.
     strategy.extended.communicator.barrier()
     exported = tf.saved_model.load(str(folder / "exported"))
-        seen[-1] += [float(smoothed.result()[f"smoothed_{name}"]) for name in ("share", "rows")]
     served = exported.serve(x[:3])
     strategy.extended.communicator.barrier()
-        reset()
     return {
         "loaded": np.array(loaded),
         "served": served.numpy(),

@@ -37,6 +37,7 @@ TWO_ARE_ENOUGH = {
     "regularized",
     "run_eagerly",
     "kinds_of_metrics",
+    "layers_that_adapt",
     "kinds_of_metrics_of_several_classes",
     "metrics_of_ones_own",
     "loss_is_a_sum",

@@ -26,9 +26,13 @@ def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
     Keras notes the strategy that is current when an optimizer is made; TensorFlow
     then refuses to let it touch variables of another.
     """
-    while optimizer is not None and isinstance(strategy, DataParallelStrategy):
-        optimizer._distribution_strategy = strategy
-        optimizer = getattr(optimizer, "inner_optimizer", None)
+    if optimizer is None or not isinstance(strategy, DataParallelStrategy):
+        return
+    optimizer._distribution_strategy = strategy
+    # LossScaleOptimizer holds one, MultiOptimizer several.
+    held = [getattr(optimizer, "inner_optimizer", None)]
+    for inner in [*held, *getattr(optimizer, "_inner_optimizers", ())]:
+        adopt_optimizer(inner, strategy)
 
 
 def in_replica() -> DataParallelStrategy | None:
