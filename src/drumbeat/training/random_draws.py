@@ -99,22 +99,26 @@ def normal_part(seed: Any, shape: Sequence[Any], start: Any, dtype: tf.DType) ->
 
 
 def _rows_from(draw: Any, seed: Any, shape: Sequence[Any], start: Any, dtype: tf.DType) -> Any:
-    per_count = _PER_COUNT[dtype]
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     dims = tf.stack([tf.cast(dim, tf.int64) for dim in shape])
-    offset = tf.cast(start, tf.int64) * tf.reduce_prod(dims[1:])
-    # TensorFlow starts with 0 in the counter's lower half, which therefore can't overflow.
-    counts = tf.bitcast(counter, tf.int64) + tf.stack([offset // per_count, 0])
-    counter = tf.bitcast(counts, tf.uint64)
-    known = [dim if isinstance(dim, int) else None for dim in shape]
-    if None not in known[1:] and math.prod(known[1:]) % per_count == 0:
-        part = draw(shape=dims, key=key, counter=counter, alg=_PHILOX, dtype=dtype)
+    rest = [dim for dim in shape[1:] if isinstance(dim, int)]
+    in_row = math.prod(rest) if len(rest) == len(shape) - 1 else tf.reduce_prod(dims[1:])
+    offset = tf.cast(start, tf.int64) * in_row
+
+    def from_count(count: Any, size: Any) -> Any:
+        # TensorFlow starts with 0 in the counter's lower half, which can't overflow.
+        counts = tf.bitcast(counter, tf.int64) + tf.stack([count, 0])
+        moved = tf.bitcast(counts, tf.uint64)
+        return draw(shape=size, key=key, counter=moved, alg=_PHILOX, dtype=dtype)
+
+    per_count = _PER_COUNT[dtype]
+    if isinstance(in_row, int) and in_row % per_count == 0:
+        part = from_count(offset // per_count, dims)
     else:
         before = offset % per_count
-        size = before + tf.reduce_prod(dims)
-        flat = draw(shape=size[None], key=key, counter=counter, alg=_PHILOX, dtype=dtype)
+        flat = from_count(offset // per_count, (before + tf.reduce_prod(dims))[None])
         part = tf.reshape(flat[before:], dims)
-    part.set_shape(known)
+    part.set_shape([dim if isinstance(dim, int) else None for dim in shape])
     return part
 
 
@@ -159,11 +163,9 @@ def _skipping(draw: Callable[..., Any], shape: Any, dtype: Any, seed: Any) -> An
 
 def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
     def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
-        part = None
-        if not _is_zero_or_one(rate):
-            dims = _noise_dimensions(inputs, noise_shape)
-            # What is dropped from are hardly ever weights.
-            part = _part(dims, reshaped=_has_all_rows(inputs, dims))
+        dims = [] if _is_zero_or_one(rate) else _noise_dimensions(inputs, noise_shape)
+        # What is dropped from are hardly ever weights.
+        part = _part(dims, reshaped=_has_all_rows(inputs, dims))
         if part is None:
             return original(inputs, rate, noise_shape, seed)
         drawn_with = _next_seed(seed)
@@ -211,7 +213,7 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
 # Which rows -----------------------------------------------------------------------
 
 
-def _part(dims: Sequence[Any] | None, *, reshaped: bool = False) -> Part | None:
+def _part(dims: Sequence[Any], *, reshaped: bool = False) -> Part | None:
     """The part of the whole draw that a draw of `dims` is; None when it is alike on all workers.
 
     Args:
@@ -245,28 +247,28 @@ def _equal_share(rows: int, number: int, replicas: int) -> Part:
     return Part(*(tf.constant(count, tf.int64) for count in (start, rows, total)))
 
 
-def _dimensions(shape: Any) -> list[Any] | None:
+def _dimensions(shape: Any) -> list[Any]:
     """The dimensions of `shape`: ints where they are known, else scalar tensors.
 
-    None when not even their number is known.
+    None at all when not even their number is known: such a draw is alike on all workers.
     """
     if tf.is_tensor(shape):
         value = tf.get_static_value(shape)
         # Shape inference knows parts of a shape that is no constant.
         static = tf.fill(shape, False).shape if value is None else tf.TensorShape(value)
         if static.rank is None:
-            return None
+            return []
         return [shape[i] if dim is None else dim for i, dim in enumerate(static)]
     if not isinstance(shape, (list, tuple, tf.TensorShape)):
-        return None
+        return []
     known = [tf.get_static_value(dim) for dim in shape]
     return [dim if value is None else int(value) for dim, value in zip(shape, known, strict=True)]
 
 
-def _dimensions_of(value: Any) -> list[Any] | None:
+def _dimensions_of(value: Any) -> list[Any]:
     """The dimensions of a tensor, as `_dimensions` has them."""
     if not isinstance(value, tf.Tensor) or value.shape.rank is None:
-        return None
+        return []
     return [tf.shape(value)[i] if dim is None else dim for i, dim in enumerate(value.shape)]
 
 
@@ -276,21 +278,21 @@ def _rank(value: Any) -> int | None:
     return None if shape is None else tf.TensorShape(shape).rank
 
 
-def _noise_dimensions(inputs: Any, noise_shape: Any) -> list[Any] | None:
-    """Dimensions of the mask with which dropout multiplies; None when they aren't known."""
+def _noise_dimensions(inputs: Any, noise_shape: Any) -> list[Any]:
+    """Dimensions of the mask with which dropout multiplies; none where they aren't known."""
     whole = _dimensions_of(inputs)
-    if noise_shape is None or whole is None:
+    if noise_shape is None or not whole:
         return whole
     if len(noise_shape) != len(whole):
-        return None
+        return []
     dims = _dimensions([whole[i] if dim is None else dim for i, dim in enumerate(noise_shape)])
-    if dims is not None and isinstance(dims[0], int) and dims[0] > 1:
+    if isinstance(dims[0], int) and dims[0] > 1:
         # The whole batch's rows, which a script may spell out, aren't those at hand.
         return [whole[0], *dims[1:]]
     return dims
 
 
-def _has_all_rows(inputs: Any, dims: Sequence[Any] | None) -> bool:
+def _has_all_rows(inputs: Any, dims: Sequence[Any]) -> bool:
     return bool(dims) and isinstance(dims[0], int) and dims[0] == inputs.shape[0]
 
 
