@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ NAN = float("nan")
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64", ml_dtypes.bfloat16])
-def test_gap(mine: list[float], chiefs: list[float], expected: float, dtype: object) -> None:
+def test_gap(mine: list[float], chiefs: list[float], expected: float, dtype: Any) -> None:
     assert divergence.gap(np.array(mine, dtype), np.array(chiefs, dtype)) == expected
 
 
@@ -42,7 +44,7 @@ def test_whole_numbers_differ_or_not(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", ml_dtypes.bfloat16, "int64", "uint8"])
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 7), (64, 33), (0, 4)])
-def test_fingerprint_tells_bytes_apart(dtype: object, shape: tuple[int, ...]) -> None:
+def test_fingerprint_tells_bytes_apart(dtype: Any, shape: tuple[int, ...]) -> None:
     array = np.random.default_rng(1).uniform(1, 100, shape).astype(dtype)
     print_of = divergence.fingerprint
     assert 0 <= print_of(array) < 2**62

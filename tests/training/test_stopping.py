@@ -50,7 +50,7 @@ HARMLESS = [
     keras.callbacks.History(),
     keras.callbacks.LambdaCallback(on_epoch_end=print, on_train_begin=print),
     keras.callbacks.LearningRateScheduler(float),
-    keras.callbacks.ModelCheckpoint("model.keras", save_freq=2),
+    keras.callbacks.ModelCheckpoint("model.keras"),
     keras.callbacks.ProgbarLogger(),
     keras.callbacks.ReduceLROnPlateau(),
     keras.callbacks.RemoteMonitor(),

@@ -170,4 +170,6 @@ def fingerprint(array: np.ndarray) -> int:
     """
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     whole = data.size // 8 * 8
-    return (int(np.add.reduce(data[:whole].view(np.int64))) + zlib.crc32(data[whole:])) % 2**62
+    return (
+        int(np.add.reduce(data[:whole].view(np.int64))) + zlib.crc32(data[whole:].tobytes())
+    ) % 2**62
