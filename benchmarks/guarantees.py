@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "benchmarks" / "guarantees_train.py"
 PAGE = ROOT / "docs" / "guarantees.md"
 BEGIN, END = "<!-- make guarantees: begin -->", "<!-- make guarantees: end -->"
-RUN_TIMEOUT_S = 600
+RUN_TIMEOUT_S = 1800  # each takes a minute or two on idle cores
+DONE = "done"
 PLAIN, EXACT = (1, 2, 3, 4), (1, 2, 4, 8)
 FLOAT32 = 1e-5
 
@@ -72,19 +74,19 @@ class Broken(Exception):
 
 def train(folder: Path, workers: int, shards: int | None, arguments: Sequence[str]) -> None:
     """One `drumbeat run`, in exact mode with `shards`; its results are in `folder` afterwards."""
+    if (folder / DONE).exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    command = [sys.executable, "-m", "drumbeat", "run", "-n", str(workers)]
-    command += [
-        "--run-dir",
-        str(folder / "run"),
-        *([] if shards is None else ["--exact-shards", str(shards)]),
-    ]
-    command += [str(SCRIPT), "--out", str(folder), *arguments]
+    exact = [] if shards is None else ["--exact-shards", str(shards)]
+    command = [sys.executable, "-m", "drumbeat", "run", "-n", str(workers), *exact]
+    command += ["--run-dir", str(folder / "run"), str(SCRIPT), "--out", str(folder), *arguments]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, cwd=ROOT, check=False
     )
     if done.returncode:
         raise Broken(f"{' '.join(command)}\n{(done.stdout + done.stderr)[-4000:]}")
+    (folder / DONE).touch()
 
 
 def reports(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -179,7 +181,7 @@ def main() -> int:
     parser.add_argument("--shards", type=int, default=8, help="virtual shards of exact mode")
     parser.add_argument("--rows", type=int, default=1797, help="fewer are quicker")
     parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--keep", type=Path, help="folder for what the runs leave")
+    parser.add_argument("--keep", type=Path, help="folder for results; takes up those it has")
     options = parser.parse_args()
     arguments = ["--rows", str(options.rows), "--epochs", str(options.epochs), "--kinds"]
     with tempfile.TemporaryDirectory(prefix="drumbeat-guarantees-") as name:
