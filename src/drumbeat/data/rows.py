@@ -34,6 +34,8 @@ class BatchRows:
     Attributes:
         value: int64 tensor variable of shape [3]: start, rows, total. At rest
             `[rank, 1, world_size]`, which is an equal share.
+        local: int64 scalar variable: the rows of a batch that a graph is called with,
+            for graphs that serve batches of several sizes.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -43,6 +45,7 @@ class BatchRows:
             self.value = tf.Variable(
                 tf.constant(self._at_rest, tf.int64), trainable=False, name="batch_rows"
             )
+            self.local = tf.Variable(tf.zeros([], tf.int64), trainable=False, name="local_rows")
         self._listeners: list[list[int]] = []
 
     @property

@@ -274,15 +274,14 @@ class DataParallelExtended(StrategyExtendedV1):
 
     def _batch_reduce_to(self, reduce_op: Any, pairs: Any, options: Any) -> Any:
         del options
-        local = [self._components(value) for value, _ in pairs]
-        everyones = [[as_tensor(own[i]) for own in local] for i in range(self.replicas.count)]
-        return self._reduced(reduce_op, everyones)
-
-    def _components(self, value: Any) -> tuple[Any, ...]:
-        """The value of each replica of this worker."""
-        if isinstance(value, PerReplica):
-            return tuple(value.values)
-        return (value,) * self.replicas.count
+        if any(isinstance(value, PerReplica) for value, _ in pairs):
+            each = zip(*(self._local_results(value) for value, _ in pairs), strict=True)
+            return self._reduced(reduce_op, [[as_tensor(v) for v in own] for own in each])
+        # Values of a worker, however many shards it runs.
+        sums = self.communicator.all_reduce([as_tensor(value) for value, _ in pairs])
+        if reduce_op != tf.distribute.ReduceOp.MEAN:
+            return sums
+        return [divide(total, self.communicator.size) for total in sums]
 
     def _gather_to_implementation(
         self, value: Any, destinations: Any, axis: int, options: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat.data.distributed import rows_of
-from drumbeat.data.rows import BatchRows, Span, num_rows
+from drumbeat.data.rows import BatchRows, Span, as_int64, num_rows
 from drumbeat.data.shares import cut
 from drumbeat.strategies.lockstep import Lockstep
 from drumbeat.tf_internals import PerReplica, thread_scopes
@@ -90,15 +91,20 @@ class Replicas:
 
     def run(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What `fn` returns: its result, or for several replicas `PerReplica` values."""
-        if not self._lockstep:
-            rows = num_rows((args, kwargs))
-            replica = Replica(
-                self.first, lambda: self._rows.span(rows), None, has_batch=rows is not None
-            )
-            return self._as(replica, fn, args, kwargs)
-        if isinstance(fn, tf.types.experimental.PolymorphicFunction) and tf.executing_eagerly():
-            return self._lift(fn)(*args, **kwargs)
-        return self._run_shards(fn, args, kwargs)
+        calls_graph = tf.executing_eagerly() and isinstance(
+            fn, tf.types.experimental.PolymorphicFunction
+        )
+        if self._lockstep:
+            fn = self._lift(fn) if calls_graph else functools.partial(self._run_shards, fn)
+            return fn(*args, **kwargs)
+        rows = num_rows((args, kwargs))
+        has_batch = rows is not None
+        if calls_graph and has_batch:
+            # The graph serves batches of other sizes as well: it must not keep this number.
+            self._rows.local.assign(rows)
+            rows = self._rows.local
+        replica = Replica(self.first, lambda: self._rows.span(rows), None, has_batch=has_batch)
+        return self._as(replica, fn, args, kwargs)
 
     def _as(self, replica: Replica, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         outer = self.current
@@ -113,13 +119,14 @@ class Replicas:
         """`fn` run by the replicas within one graph: they can't meet from graphs of their own."""
         if fn not in self._lifted:
             inner = fn.python_function
+            # The strategy's `run` converts `inner`, and nothing of ours, by AutoGraph.
             self._lifted[fn] = tf.function(
-                lambda *args, **kwargs: self._run_shards(inner, args, kwargs),
+                lambda *args, **kwargs: tf.distribute.get_strategy().run(inner, args, kwargs),
                 reduce_retracing=True,
             )
         return self._lifted[fn]
 
-    def _run_shards(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _run_shards(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # What runs when they meet belongs to none of them, but to the worker.
         return self._as(
             Replica(self.first, lambda: self._rows.span(num_rows((args, kwargs))), None),
@@ -130,27 +137,19 @@ class Replicas:
 
     def _in_lockstep(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         lockstep = Lockstep(thread_scopes())
-        functions = []
+        bodies = []
         split = _Split(args, kwargs, self)
         for index in range(self.count):
             own_args, own_kwargs = split.take(index)
             rows = num_rows((own_args, own_kwargs))
             replica = Replica(
                 self.first + index,
-                _span_of(self._rows, split, index, rows),
+                functools.partial(split.span, index, rows),
                 lockstep,
                 has_batch=rows is not None,
             )
-            functions.append(
-                lambda replica=replica, args=own_args, kwargs=own_kwargs: self._as(
-                    replica, fn, args, kwargs
-                )
-            )
-        return _regroup(lockstep.run(functions))
-
-
-def _span_of(rows: BatchRows, split: _Split, index: int, local_rows: Any) -> Callable[[], Span]:
-    return lambda: rows.span(local_rows) if split.bounds is None else split.span(index)
+            bodies.append(functools.partial(self._as, replica, fn, own_args, own_kwargs))
+        return _regroup(lockstep.run(bodies))
 
 
 class _Split:
@@ -162,6 +161,7 @@ class _Split:
 
     def __init__(self, args: Any, kwargs: Any, replicas: Replicas) -> None:
         self._data = (args, kwargs)
+        self._first, self._total = replicas.first, replicas.total
         self._rows = num_rows(self._data)
         leaves = tf.nest.flatten(self._data)
         self.bounds: list[Any] | None = None
@@ -175,9 +175,11 @@ class _Split:
         ]
         self.bounds = [start, *inner, start + rows]
 
-    def span(self, index: int) -> Span:
-        """The rows of the global batch in shard `index`."""
-        assert self.bounds is not None  # noqa: S101
+    def span(self, index: int, local_rows: Any) -> Span:
+        """The rows of the global batch in shard `index`, which got `local_rows` rows."""
+        if self.bounds is None:  # Not cut here: all shards are taken to have as many.
+            rows = as_int64(1 if local_rows is None else local_rows)
+            return Span(rows * (self._first + index), rows, rows * self._total)
         start, stop = self.bounds[index], self.bounds[index + 1]
         return Span(start, stop - start, self._worker.total)
 

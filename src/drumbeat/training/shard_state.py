@@ -8,7 +8,8 @@ same old value; what remains is the mean over all shards, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -111,6 +112,18 @@ def each_shards(variable: Any, start: Any | None, count: int) -> list[Any]:
     values = [tf.convert_to_tensor(copy) for copy in copies]
     values = values if start is None else [value - start for value in values]
     return [*values, *[tf.zeros_like(values[0])] * (count - len(values))]
+
+
+@contextlib.contextmanager
+def restored(variables: Sequence[Any]) -> Iterator[None]:
+    """After this, variables and their copies hold what they hold now."""
+    all_copies = [c for v in variables for c in v.__dict__.get(_COPIES, [v])]
+    values = [tf.identity(tf.convert_to_tensor(copy)) for copy in all_copies]
+    try:
+        yield
+    finally:
+        for copy, value in zip(all_copies, values, strict=True):
+            copy.assign(value)
 
 
 def reset(variables: Sequence[Any]) -> None:

@@ -280,12 +280,9 @@ def _after_reset(metric: Any, variable: Any) -> Any | None:
 
     For a reset inside a graph, which has no values to remember.
     """
-    before = [tf.identity(v.value) for v in metric.variables]
-    metric.reset_state()
-    start = getattr(variable, _START)
-    for v, value in zip(metric.variables, before, strict=True):
-        v.assign(value)
-    return start
+    with shard_state.restored(metric.variables):
+        metric.reset_state()
+        return getattr(variable, _START)
 
 
 def _read(results: Any) -> Any:
