@@ -19,6 +19,8 @@ from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.training import current
 
 _COPIES = "_drumbeat_copies"
+# On a variable: the function that gives the value it started from, or that value.
+START = "_drumbeat_start"
 
 
 def integrate() -> None:
@@ -94,16 +96,26 @@ def _copies_for(variable: Any, count: int) -> list[Any]:
     """The variable itself for the worker's first shard, and one like it for each further one."""
     copies = variable.__dict__.get(_COPIES)
     if copies is None:
+        start = start_of(variable)
         with tf.init_scope():
-            own = [_like(variable._value) for _ in range(count - 1)]
+            own = [_like(variable._value, start) for _ in range(count - 1)]
         copies = variable.__dict__[_COPIES] = [variable._value, *own]
     return copies
 
 
-def _like(variable: Any) -> Any:
-    # Not one of the strategy's variables, which start from the chief's value.
-    zeros = tf.zeros(variable.shape, variable.dtype)
-    return tf.Variable(zeros, trainable=False, name="shard_copy")
+def _like(variable: Any, start: Any | None) -> Any:
+    value = tf.zeros(variable.shape, variable.dtype) if start is None else start
+    return tf.Variable(value, dtype=variable.dtype, trainable=False, name="shard_copy")
+
+
+def start_of(variable: Any) -> Any | None:
+    """The value of a metric's variable after it was made or last reset; None for zeros."""
+    start = getattr(variable, START, None)
+    if callable(start):
+        with tf.init_scope():
+            start = start()
+        setattr(variable, START, start)
+    return start
 
 
 def each_shards(variable: Any, start: Any | None, count: int) -> list[Any]:

@@ -165,7 +165,7 @@ def _add_up(variables: Sequence[Any], strategy: DataParallelStrategy, name: str)
     """Assign to each of `variables` its sum, or mean, over the replicas."""
     if not variables:
         return
-    starts = [_start_of(v) if v.aggregation != "mean" else None for v in variables]
+    starts = [shard_state.start_of(v) if v.aggregation != "mean" else None for v in variables]
     replicas = strategy.extended.replicas
     added = [
         shard_state.each_shards(v, start, replicas.count)
@@ -212,19 +212,6 @@ def _stand_in(metric: Any, values: list[Any]) -> SimpleNamespace:
 
 # What metric variables start from ------------------------------------------------
 
-# On a variable: the function that gives the value it started from, or that value.
-_START = "_drumbeat_start"
-
-
-def _start_of(variable: Any) -> Any | None:
-    """The value of a metric's variable after it was made or last reset; None for zeros."""
-    start = getattr(variable, _START, None)
-    if callable(start):
-        with tf.init_scope():
-            start = start()
-        setattr(variable, _START, start)
-    return start
-
 
 def _add_variable(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_variable(self: Any, shape: Any, initializer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -232,7 +219,8 @@ def _add_variable(original: Callable[..., Any]) -> Callable[..., Any]:
         initializer = keras.initializers.get(initializer)
         if not isinstance(initializer, keras.initializers.Zeros):
             # Asked for when it's needed: in a graph the variable has no value yet.
-            setattr(variable, _START, lambda: initializer(variable.shape, variable.dtype))
+            start = functools.partial(initializer, variable.shape, variable.dtype)
+            setattr(variable, shard_state.START, start)
         return variable
 
     return add_variable
@@ -262,7 +250,7 @@ def _reset_state(original: Callable[..., Any]) -> Callable[..., Any]:
         # Keras's own metrics start from zeros: no need to read them.
         zeros = type(self).reset_state.__module__.startswith("keras.src.metrics")
         for variable in self.variables:
-            setattr(variable, _START, None if zeros else _remember(self, variable))
+            setattr(variable, shard_state.START, None if zeros else _remember(self, variable))
         return result
 
     return reset_state
@@ -282,7 +270,7 @@ def _after_reset(metric: Any, variable: Any) -> Any | None:
     """
     with shard_state.restored(metric.variables):
         metric.reset_state()
-        return getattr(variable, _START)
+        return getattr(variable, shard_state.START)
 
 
 def _read(results: Any) -> Any:
