@@ -68,6 +68,9 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
             if result is not logs:
                 return _read(result)
             whole = _by_name(_read(self.get_metrics_result()))
+        if isinstance(logs, dict) and logs.keys() == whole.keys():
+            # Keras's own rule, for metrics of which some have several results.
+            return whole
         return _own_logs(logs, local, whole, strategy.communicator)
 
     return get_metrics_result_or_logs
