@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -12,11 +13,14 @@ class Epochs:
 
     Args:
         first: The number to start with.
-        shown: Another one, which is moved on along with this.
+        shown: Another one, which is moved on along with this; setting it sets this too.
     """
 
     def __init__(self, first: int, *, shown: Epochs | None = None) -> None:
         self._shown = shown
+        self._followers: weakref.WeakSet[Epochs] = weakref.WeakSet()
+        if shown is not None:
+            shown._followers.add(self)
         # Not a tf.Variable, which the strategy in scope would make its own.
         with tf.init_scope(), tf.device("CPU:0"):
             self._handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=_ANONYMOUS)
@@ -32,6 +36,8 @@ class Epochs:
     def value(self, number: int) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
             self._assign(tf.constant(number, tf.int64))
+        for follower in self._followers:
+            follower.value = number
 
     def read(self) -> Any:
         """The number as an int64 scalar tensor, in a graph or outside."""

@@ -104,32 +104,39 @@ def record_starts(path: str) -> np.ndarray:
     try:
         with _buffered(path) as file:
             size = tf.io.gfile.stat(path).length
-            starts, headers = _walk(path, file, size)
+            return _walk(path, file, size)
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"can't read {path}: {reason}. Expected a TFRecord file.") from error
-    bad = np.flatnonzero(~checksums_fit(headers))
-    if bad.size:
-        raise _broken(path, int(starts[bad[0]]), headers[bad[0]].tobytes(), size)
-    return starts
 
 
-def _walk(path: str, file: _Readable, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The offsets of the records and of the end, and the headers, [records, 12] bytes."""
-    starts, headers, offset = [0], [], 0
+def _walk(path: str, file: _Readable, size: int) -> np.ndarray:
+    """The offsets of the records and of the end."""
+    starts: list[int] = [0]
+    headers: list[bytes] = []
+    offset = 0
     while offset < size:
         header = file.read(_HEADER_BYTES)
-        if len(header) < _HEADER_BYTES:
-            raise _broken(path, offset, header, size)
-        end = offset + _HEADER_BYTES + _HEADER.unpack_from(header)[0] + _FOOTER_BYTES
+        end = size + 1
+        if len(header) == _HEADER_BYTES:
+            end = offset + _HEADER_BYTES + _HEADER.unpack(header[:8])[0] + _FOOTER_BYTES
         if end > size:
+            # The damage may be in an earlier length, which led here.
+            _require_intact(path, starts, headers, size)
             raise _broken(path, offset, header, size)
         file.seek(end)
         headers.append(header)
         starts.append(end)
         offset = end
-    flat = np.frombuffer(b"".join(headers), np.uint8)
-    return np.array(starts, np.int64), flat.reshape(-1, _HEADER_BYTES)
+    _require_intact(path, starts, headers, size)
+    return np.array(starts, np.int64)
+
+
+def _require_intact(path: str, starts: list[int], headers: list[bytes], size: int) -> None:
+    flat = np.frombuffer(b"".join(headers), np.uint8).reshape(-1, _HEADER_BYTES)
+    bad = np.flatnonzero(~checksums_fit(flat))
+    if bad.size:
+        raise _broken(path, starts[bad[0]], headers[bad[0]], size)
 
 
 def _broken(path: str, offset: int, header: bytes, size: int) -> DataError:

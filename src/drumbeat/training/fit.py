@@ -16,11 +16,12 @@ import tensorflow as tf
 from drumbeat import keras_internals as touch
 from drumbeat.cluster.identity import Identity
 from drumbeat.data.distributed import DistributedDataset
+from drumbeat.data.failures import data_error
 from drumbeat.data.rows import Span
 from drumbeat.errors import DataError
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.rebalance import Rebalancer
-from drumbeat.training import current, divergence, randomness, stopping
+from drumbeat.training import current, divergence, passes, randomness, stopping
 
 logger = logging.getLogger("drumbeat")
 
@@ -66,12 +67,15 @@ def _is_dataset(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _own_errors(strategy: DataParallelStrategy) -> Iterator[None]:
-    """Raises a collective's own error, of which TensorFlow reports only the text."""
+    """Raises an error of a collective or of the data, of which TensorFlow reports only the text."""
     try:
         yield
-    except tf.errors.OpError:
+    except tf.errors.OpError as error:
         strategy.communicator.raise_last_error()
-        raise
+        own = data_error(error)
+        if own is None:
+            raise
+        raise own from error
 
 
 class _Together(keras.callbacks.Callback):
@@ -121,13 +125,15 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         current.adopt_optimizer(self.optimizer, self.distribute_strategy)
         strategy = current.of_model(self)
-        if strategy is None:
-            _warn_of_training_alone(os.environ)
-            return original(self, *args, **kwargs)
-        _prepare(self, strategy)
         arguments = signature.bind(self, *args, **kwargs).arguments
         given: Any = arguments.get("callbacks")
-        behind = [_Together(strategy), *stopping.watchers(given, strategy.communicator)]
+        goes_on = passes.callbacks(arguments)
+        if strategy is None:
+            _warn_of_training_alone(os.environ)
+            with _followed(given, goes_on, self) as callbacks:
+                return original(**arguments | {"callbacks": callbacks})
+        _prepare(self, strategy)
+        behind = [_Together(strategy), *stopping.watchers(given, strategy.communicator), *goes_on]
         if strategy.extended.inputs.rebalancer is not None:
             behind.append(_Rebalance(strategy.extended.inputs.rebalancer))
         with _own_errors(strategy), _followed(given, behind, self) as callbacks:
