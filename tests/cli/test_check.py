@@ -91,8 +91,7 @@ def assert_found(result: subprocess.CompletedProcess[str], *texts: str) -> None:
     said = " ".join(result.stdout.split())
     for text in texts:
         assert text in said, result.stdout
-    assert f"{len(texts)}. " in said, result.stdout
-    assert f" {len(texts) + 1}. " not in said, result.stdout
+    assert len(re.findall(r"^\d\. ", result.stdout, re.M)) == len(texts), result.stdout
 
 
 @pytest.mark.tensorflow
@@ -152,7 +151,7 @@ def test_a_mean_over_the_rows_of_each_worker_is_found(tmp_path):
         pytest.param(
             MODEL + "model.layers[0].kernel.assign_add(tf.ones((20, 32)) * rank)\n"
             "for _ in range(5):\n    model.train_on_batch(x[:50], y[:50])",
-            "The workers don't have the same weights after step 1 (dense/kernel",
+            "The workers don't have the same weights before step 1 (sequential/dense/kernel)",
             id="weights by rank",
         ),
         pytest.param(

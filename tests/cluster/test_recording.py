@@ -12,24 +12,27 @@ from drumbeat.errors import ConfigError
 
 
 def test_an_order_passes_through_the_environment(tmp_path):
-    order = Recording(folder=tmp_path / "a:b", steps=3)
+    order = Recording(folder=tmp_path / "a:b", steps=3, nudge=True)
     assert Recording.from_env(order.to_env()) == order
     assert Recording.from_env({}) is None
 
 
-@pytest.mark.parametrize("text", ["", "3", "x:/tmp", ":/tmp", "3:", "-1:/tmp"])
+@pytest.mark.parametrize(
+    "text", ["", "3", "3:0", "x:0:/tmp", ":0:/tmp", "3:0:", "-1:0:/tmp", "3:/tmp"]
+)
 def test_a_malformed_order_is_refused(text):
-    with pytest.raises(ConfigError, match="expected STEPS:FOLDER"):
+    with pytest.raises(ConfigError, match="expected STEPS:NUDGE:FOLDER"):
         Recording.from_env({"DRUMBEAT_CHECK": text})
 
 
-def test_complete_is_when_every_worker_has_its_last_step(tmp_path):
+def test_a_step_is_made_when_every_worker_has_recorded_it(tmp_path):
     order = Recording(folder=Path(tmp_path), steps=2)
     for rank, step in ((0, 1), (0, 2), (1, 1)):
         order.path(rank, step).touch()
-    assert not order.is_complete(2)
+    assert order.have_made(1, 2)
+    assert not order.have_made(2, 2)
     order.path(1, 2).touch()
-    assert order.is_complete(2)
+    assert order.have_made(2, 2)
 
 
 def test_a_record_passes_through_a_file():

@@ -75,6 +75,7 @@ def kinds(one: Run, many: Run, again: Run | None = None) -> list[str]:
 RIGHT = halves()
 NOISE = (variable([g * (1 + 1e-7) for g in GRADIENT]),)
 OTHER = (variable((0.1, 0.3, 0.2)),)
+ELSEWHERE = (variable(OTHER[0].gradient, before=(1.0, 2.0, 3.0)),)
 PENALTY = (variable([g + 0.02 * w for g, w in zip(GRADIENT, START, strict=True)]),)
 BATCH_NORM = (("batch statistics", "bn_1"),)
 DROPOUT = (("random layer", "dropout"),)
@@ -116,6 +117,7 @@ MOVED_TWICE = (variable(after=[w - 2 * RATE * g for w, g in zip(START, GRADIENT,
         (["other_model"], halves(variables=(variable(), variable(name="more")))),
         (["other_model"], halves(optimizer="Adam")),
         (["workers_apart"], (RIGHT[0], replace(RIGHT[1], variables=MOVED_TWICE))),
+        (["workers_apart"], (replace(RIGHT[0], variables=OTHER), record(ROWS[4:], 0.5, ELSEWHERE))),
     ],
 )
 def test_each_difference_has_its_cause(expected, step):
@@ -229,3 +231,33 @@ def test_a_gradient_that_is_all_rounding_does_not_count():
 def test_what_rounding_explains(facts, step, expected):
     run = pair(*[halves(facts=facts)] * 20)
     assert rounding(run, step) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("apart", "last_bits", "expected"),
+    [
+        (1e-3, 0.0, ["gradient"]),
+        (1e-3, 1e-5, ["gradient"]),
+        (1e-3, 5e-4, ["sensitive"]),
+        (0.2, 0.2, ["gradient"]),  # so much is never called rounding
+    ],
+)
+@pytest.mark.parametrize("step", [1, 2])
+def test_rounding_is_told_by_what_the_last_bits_of_the_weights_make(
+    step, apart, last_bits, expected
+):
+    """The second run on one worker is nudged after its first step."""
+    differing, right = halves(variables=turned(apart)), halves()
+    many = pair(differing, right) if step == 1 else pair(right, differing)
+    nudged = record(variables=turned(last_bits))
+    again = alone(record(), *((nudged,) if step == 1 else (record(), nudged)))
+    found = compare(alone(record(), record(), record()), many, again)
+    assert [finding.kind for finding in found] == expected
+    assert all(finding.harmless == (finding.kind == "sensitive") for finding in found)
+
+
+def turned(angle: float) -> tuple[VariableRecord]:
+    """A gradient as long as usual that is `angle` of its length apart from it."""
+    aside = (0.2, -0.3, 0.0)  # at a right angle to GRADIENT
+    size = angle * math.hypot(*GRADIENT) / math.hypot(*aside)
+    return (variable([g + size * a for g, a in zip(GRADIENT, aside, strict=True)]),)

@@ -27,7 +27,7 @@ from drumbeat.launch.start import LIMIT_CODE, allowed_cpus, supervise
 
 DEFAULT_TIMEOUT_S = 600.0
 MAX_STEPS = 1000
-# How long after the script has ended on one worker it may go on, on others.
+# How long to wait for what may never come, see `_Enough`.
 FOLLOW_S = 10.0
 _SEED = 0  # The runs have to draw alike; which numbers does not matter.
 # Kinds of findings that may be the script's own chance; a second run on one worker shows it.
@@ -147,22 +147,25 @@ def _check(plan: Plan) -> int:
     many = _run(plan, plan.workers, f"{plan.workers}-workers")
     findings = compare(one, many)
     if any(finding.kind in _MAY_BE_CHANCE for finding in findings):
-        again = _run(plan, 1, "one-worker-again")
+        again = _run(plan, 1, "one-worker-again", nudge=True)
         findings = compare(one, many, again)
     return screen.show(findings, one, many, plan.folder)
 
 
-def _run(plan: Plan, workers: int, name: str) -> Run:
+def _run(plan: Plan, workers: int, name: str, *, nudge: bool = False) -> Run:
     """Runs the script and reads what the workers recorded.
 
     Raises:
         typer.Exit: The user has interrupted it.
     """
     folder = plan.folder / name
-    recording = Recording(folder=folder / "steps", steps=plan.steps)
+    # A nudge after step 1 shows from step 2 on; so alone there has to be one step more.
+    steps = plan.steps + 1 if workers == 1 else plan.steps
+    recording = Recording(folder=folder / "steps", steps=steps, nudge=nudge)
     shutil.rmtree(recording.folder, ignore_errors=True)
     recording.folder.mkdir(parents=True)
-    print(f"Running {plan.command[0]} on {_workers(workers)}…", flush=True)
+    again = " again" if nudge else ""
+    print(f"Running {plan.command[0]} on {_workers(workers)}{again}…", flush=True)
     with (folder / "screen.log").open("wb") as log:
         outcome = supervise(
             RunArguments(
@@ -178,7 +181,7 @@ def _run(plan: Plan, workers: int, name: str) -> Run:
             argv=sys.argv,
             preload=parent.DEFAULT_PRELOAD,
             output_fd=log.fileno(),
-            enough=_Enough(recording, workers),
+            enough=_Enough(recording, plan.steps, workers),
             limit_s=plan.timeout_s,
         )
     if outcome.code > 128 and not outcome.heading:
@@ -187,29 +190,34 @@ def _run(plan: Plan, workers: int, name: str) -> Run:
     ended = tuple(recording.end_path(rank).exists() for rank in range(workers))
     shutil.rmtree(recording.folder, ignore_errors=True)
     return Run(
-        workers=records, ended=ended, ending=_ending(outcome, records, plan), text=_text(outcome)
+        workers=records,
+        ended=ended,
+        ending=_ending(outcome, records, plan.steps),
+        text=_text(outcome),
     )
 
 
 class _Enough:
     """Says when a run has shown what there is to see.
 
-    That is when all steps are recorded; or when the script has ended on some workers and
-    others don't follow, as they wait for those in a collective.
+    That is when all steps are recorded. Where only the last ones don't come, that are asked
+    for but not needed, or the script has ended on some workers and others wait for them in a
+    collective, it is some time later.
     """
 
-    def __init__(self, recording: Recording, workers: int) -> None:
+    def __init__(self, recording: Recording, needed: int, workers: int) -> None:
         self._recording = recording
+        self._needed = needed
         self._workers = workers
-        self._first_end_s = math.inf
+        self._nearly_s = math.inf
 
     def __call__(self) -> bool:
-        if self._recording.is_complete(self._workers):
+        if self._recording.have_made(self._recording.steps, self._workers):
             return True
         ended = any(self._recording.end_path(rank).exists() for rank in range(self._workers))
-        if ended:
-            self._first_end_s = min(self._first_end_s, time.monotonic())
-        return time.monotonic() - self._first_end_s > FOLLOW_S
+        if ended or self._recording.have_made(self._needed, self._workers):
+            self._nearly_s = min(self._nearly_s, time.monotonic())
+        return time.monotonic() - self._nearly_s > FOLLOW_S
 
 
 def _read(recording: Recording, rank: int) -> tuple[StepRecord, ...]:
@@ -222,8 +230,8 @@ def _read(recording: Recording, rank: int) -> tuple[StepRecord, ...]:
     return tuple(found)
 
 
-def _ending(outcome: Outcome, records: tuple[tuple[StepRecord, ...], ...], plan: Plan) -> str:
-    if all(len(steps) == plan.steps for steps in records):
+def _ending(outcome: Outcome, records: tuple[tuple[StepRecord, ...], ...], steps: int) -> str:
+    if all(len(made) >= steps for made in records):
         return "steps"
     if outcome.code == LIMIT_CODE and not outcome.body:
         return "limit"

@@ -26,14 +26,17 @@ class Recording:
     Attributes:
         folder: Where the records go; exists.
         steps: How many steps, at least 1.
+        nudge: Change all weights by their last bits after the first step, to see how much
+            rounding matters to what follows.
     """
 
     folder: Path
     steps: int
+    nudge: bool = False
 
     def to_env(self) -> dict[str, str]:
         """The environment variable that carries this to the workers."""
-        return {VARIABLE: f"{self.steps}:{self.folder}"}
+        return {VARIABLE: f"{self.steps}:{int(self.nudge)}:{self.folder}"}
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Recording | None:
@@ -44,13 +47,13 @@ class Recording:
         """
         if VARIABLE not in env:
             return None
-        steps, separator, folder = env[VARIABLE].partition(":")
-        if not separator or not steps.isdecimal() or not folder:
+        steps, nudge, folder = [*env[VARIABLE].split(":", 2), "", ""][:3]
+        if not steps.isdecimal() or nudge not in ("0", "1") or not folder:
             raise ConfigError(
-                f"{VARIABLE} is {env[VARIABLE]!r}; expected STEPS:FOLDER, as `drumbeat check` "
-                "writes it. Unset it."
+                f"{VARIABLE} is {env[VARIABLE]!r}; expected STEPS:NUDGE:FOLDER, as "
+                "`drumbeat check` writes it. Unset it."
             )
-        return cls(folder=Path(folder), steps=int(steps))
+        return cls(folder=Path(folder), steps=int(steps), nudge=nudge == "1")
 
     def path(self, rank: int, step: int) -> Path:
         """The file for one step of one worker; `step` counts from 1."""
@@ -60,9 +63,9 @@ class Recording:
         """The file that says that the script has ended on a worker that trained."""
         return self.folder / f"worker-{rank}-ended"
 
-    def is_complete(self, world_size: int) -> bool:
-        """Whether all workers have recorded all steps. Looks at the disk."""
-        return all(self.path(rank, self.steps).exists() for rank in range(world_size))
+    def have_made(self, step: int, world_size: int) -> bool:
+        """Whether all workers have recorded a step. Looks at the disk."""
+        return all(self.path(rank, step).exists() for rank in range(world_size))
 
 
 @dataclass(frozen=True, kw_only=True)

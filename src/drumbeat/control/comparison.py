@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from drumbeat.control.differences import Run, StepDifference, step_difference
+from drumbeat.control.differences import Run, StepDifference, sensitivities, step_difference
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,8 @@ class Comparison:
     Attributes:
         one: On one worker.
         many: On several.
-        again: On one worker once more, where there was reason to.
+        again: On one worker once more, nudged after its first step; where there was
+            reason to.
     """
 
     one: Run
@@ -34,7 +35,11 @@ class Comparison:
         steps = range(1, self.steps + 1)
         if not all(self.is_same_model(s) and self.many.is_together(s) for s in steps):
             return ()
-        return tuple(step_difference(self.one, self.many, s) for s in steps)
+        found = sensitivities(self.one, self.again, self.steps)
+        return tuple(
+            step_difference(self.one, self.many, s, sensitivity)
+            for s, sensitivity in zip(steps, found, strict=True)
+        )
 
     @property
     def n(self) -> int:

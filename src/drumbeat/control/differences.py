@@ -16,6 +16,9 @@ from drumbeat.cluster.recording import HALF, TF32, StepRecord, VariableRecord
 _ROUNDING = {"float32": 2e-5, "tf32": 5e-3, "float16": 1e-2, "bfloat16": 5e-2}
 # From step to step rounding grows, as each step starts from what the last one left.
 _GROWTH, _GROWN_LIMIT = 5.0, 5e-3
+# A difference is rounding, too, if it is no more than so many times what a change of the
+# weights' last bits makes of the gradient on one worker; up to a limit.
+_LAST_BITS, _LAST_BITS_LIMIT = 10.0, 0.1
 # A gradient this much smaller than others, for each entry, is all rounding (such as that of a
 # bias before a normalisation); optimizers like Adam make full updates of it.
 _NOISE = 1e-4
@@ -84,7 +87,8 @@ class StepDifference:
         gradient_norms: Of each run.
         gradient: Relative difference of the gradients: norm of the difference / norm.
         weights: The same of the weights after the step.
-        rounding: The relative difference of gradients that rounding explains here.
+        plain_rounding: The relative difference of gradients that rounding makes of most models.
+        rounding: The same of this one, if it is known to enlarge it.
     """
 
     step: int
@@ -93,6 +97,7 @@ class StepDifference:
     gradient_norms: tuple[float, float]
     gradient: float
     weights: float
+    plain_rounding: float
     rounding: float
 
     @property
@@ -100,11 +105,24 @@ class StepDifference:
         """Whether the gradients differ by no more than rounding."""
         return self.gradient <= self.rounding
 
+    @property
+    def is_enlarged(self) -> bool:
+        """Whether they differ by rounding, but more than most models do."""
+        return self.plain_rounding < self.gradient <= self.rounding
 
-def step_difference(one: Run, many: Run, step: int) -> StepDifference:
-    """Compares a step that both runs have made, with variables of the same shapes."""
+
+def step_difference(one: Run, many: Run, step: int, sensitivity: float = 0.0) -> StepDifference:
+    """Compares a step that both runs have made, with variables of the same shapes.
+
+    Args:
+        one: On one worker.
+        many: On several.
+        step: From 1.
+        sensitivity: Relative difference that the last bits of the weights make.
+    """
     a, b = one.at(step), many.at(step)
     losses = (one.loss(step), many.loss(step))
+    plain = rounding(many, step)
     known = losses[0] is not None and losses[1] is not None
     return StepDifference(
         step=step,
@@ -119,8 +137,27 @@ def step_difference(one: Run, many: Run, step: int) -> StepDifference:
             [(x.after, y.after) for x, y in significant(a, b)],
             tuple(math.hypot(*(v.norm for v in r.variables)) for r in (a, b)),
         ),
-        rounding=rounding(many, step),
+        plain_rounding=plain,
+        rounding=max(plain, min(_LAST_BITS * sensitivity, _LAST_BITS_LIMIT)),
     )
+
+
+def sensitivities(one: Run, nudged: Run | None, steps: int) -> list[float]:
+    """What the last bits of the weights make of the gradient in each of `steps` steps.
+
+    Args:
+        one: A run on one worker.
+        nudged: Another one, whose weights were changed by their last bits after step 1;
+            None for zeros. Its step k + 1 tells what rounding makes of step k.
+        steps: How many are wanted.
+    """
+    made = 1 if nudged is None else min(one.steps, nudged.steps)
+    found, largest = [], 0.0
+    for step in range(1, steps + 1):
+        if nudged is not None and step < made:
+            largest = max(largest, step_difference(one, nudged, step + 1).gradient)
+        found.append(largest)
+    return found
 
 
 def rounding(run: Run, step: int) -> float:

@@ -29,8 +29,8 @@ def compare(one: Run, many: Run, again: Run | None = None) -> tuple[Finding, ...
     Args:
         one: The run on one worker.
         many: The run on several.
-        again: A second run on one worker: differences that it shows too are not the
-            workers' doing.
+        again: A second run on one worker, nudged after its first step: differences that it
+            shows too are not the workers' doing.
     """
     both = Comparison(one, many, again)
     ended = _ended(both)
@@ -39,10 +39,12 @@ def compare(one: Run, many: Run, again: Run | None = None) -> tuple[Finding, ...
     for structure in (_not_together(both), _other_model(both)):
         if structure:
             return (structure, *ended)
-    found = [_initial_weights(both), *batch_findings(one, many), _learning_rate(both)]
+    batches = batch_findings(one, many)
+    grows = any(finding.kind == "batch_grows" for finding in batches)
+    found = [_initial_weights(both), *batches, _learning_rate(both, grows), _workers_apart(both)]
     spoilt = min((f.spoils_from for f in found if f and f.spoils_from), default=both.steps + 1)
     found += gradient_findings(both, spoilt - 1)
-    found += [_workers_apart(both), *ended, _length(both), _compiled(both)]
+    found += [*ended, _length(both), _compiled(both)]
     return _with_repetition(tuple(f for f in found if f), both)
 
 
@@ -64,7 +66,8 @@ def _not_repeated(one: Run, again: Run) -> set[str]:
         return {"initial_weights"}
     if any(one.rows(step) != again.rows(step) for step in steps):
         return {"rows"}
-    if not all(step_difference(one, again, step).is_rounding for step in steps):
+    # From the second step on it was nudged.
+    if not step_difference(one, again, 1).is_rounding:
         return {"gradient", "random"}
     return set()
 
@@ -224,21 +227,28 @@ def _apart_at_start(one: Run, other: Run) -> float:
     return max(apart)
 
 
-def _learning_rate(both: Comparison) -> Finding | None:
+def _learning_rate(both: Comparison, batch_grows: bool) -> Finding | None:
     for step in range(1, both.steps + 1):
         rates = [run.at(step).learning_rate for run in (both.one, both.many)]
         if same_rate(both, step):
             continue
         scaled = abs(rates[1] - both.n * rates[0]) < 0.01 * abs(rates[1])
         what = f"The learning rate is {rates[0]:.6g} on one worker and {rates[1]:.6g} on {both.n}"
+        if scaled and batch_grows:
+            return Finding(
+                kind="learning_rate",
+                what=f"{what}, from step {step} on: it grows with the workers, as the batch does.",
+                why="The script multiplies it by the number of workers, to match the larger batch.",
+                do="Fix it together with the batch.",
+                spoils_from=step + 1,
+            )
         if scaled:
             return Finding(
                 kind="learning_rate",
                 what=f"{what}, from step {step} on: it grows with the workers.",
-                why="The script multiplies it by the number of workers. That belongs to a global "
-                "batch that grows as well, as in many tutorials; here the batch is a global one "
-                "already.",
-                do="Leave it as it is for one worker, if the batch is the same.",
+                why="The script multiplies it by the number of workers. That belongs to a batch "
+                "that grows as well, as in many tutorials; here the batch stays the same.",
+                do="Leave it as it is for one worker.",
                 spoils_from=step + 1,
             )
         return Finding(
@@ -255,22 +265,25 @@ def _learning_rate(both: Comparison) -> Finding | None:
 def _workers_apart(both: Comparison) -> Finding | None:
     for step in range(1, both.many.steps + 1):
         records = [steps[step - 1] for steps in both.many.workers]
-        sums = [[v.checksum for v in record.variables] for record in records]
-        apart = [rank for rank, own in enumerate(sums) if own != sums[0]]
-        if not apart:
+        before, after = (
+            [
+                first.name
+                for first, *others in zip(*(r.variables for r in records), strict=False)
+                if any(getattr(other, what) != getattr(first, what) for other in others)
+            ]
+            for what in ("before", "checksum")
+        )
+        if not before and not after:
             continue
-        names = [
-            v.name
-            for v, *others in zip(records[0].variables, *sums, strict=False)
-            if len(set(others)) > 1
-        ]
+        when = f"before step {step}" if before else f"after step {step}, but had before it"
         return Finding(
             kind="workers_apart",
-            what=f"The workers don't have the same weights after step {step} ({some(names)}).",
-            why="Their gradients are the same, so they started from different weights or changed "
-            "them by themselves: a variable made outside of the scope, weights loaded or assigned "
-            "on one worker only, constraints or optimizer settings that depend on the rank.",
-            do="Make and load weights in the scope, on every worker.",
+            what=f"The workers don't have the same weights {when} ({some(before or after)}).",
+            why="Every worker makes the same update, so some changed weights by themselves: "
+            "weights loaded or assigned on one worker only, a variable made outside of the scope, "
+            "constraints or optimizer settings that depend on the rank.",
+            do="Make, load and change weights on every worker alike.",
+            spoils_from=step if before else step + 1,
         )
     return None
 
@@ -278,7 +291,7 @@ def _workers_apart(both: Comparison) -> Finding | None:
 def _length(both: Comparison) -> Finding | None:
     if {both.one.ending, both.many.ending} & {"failed", "limit"} or _early_end(both.many):
         return None
-    if both.one.steps == both.many.steps:
+    if both.one.steps == both.many.steps or both.one.ending == both.many.ending == "steps":
         return None
     return Finding(
         kind="steps",

@@ -19,13 +19,29 @@ def same_rate(both: Comparison, step: int) -> bool:
 
 def gradient_findings(both: Comparison, steps: int) -> list[Finding]:
     """What is to be said about the first of `steps` whose gradient or update differs."""
+    enlarged = [d for d in both.differences[:steps] if d.is_enlarged]
     for difference in both.differences[:steps]:
         if not difference.is_rounding:
             return _explain_gradient(both, difference)
+        if difference.is_enlarged:
+            continue
         update = _update(both, difference)
         if update and same_rate(both, difference.step):
             return [update]
-    return []
+    return [_sensitive(both, enlarged[0])] if enlarged else []
+
+
+def _sensitive(both: Comparison, difference: StepDifference) -> Finding:
+    return Finding(
+        kind="sensitive",
+        what=f"The gradients differ by {difference.gradient:.1g} of their size in step "
+        f"{difference.step}: rounding, which this model enlarges.",
+        why="On one worker, a change of the weights in their last bits makes as much of a "
+        "difference. Deep models with ReLU and normalisation do that.",
+        do="Nothing. To see the same to more digits: keras.config.set_floatx('float64') for a "
+        "check.",
+        harmless=True,
+    )
 
 
 def _explain_gradient(both: Comparison, difference: StepDifference) -> list[Finding]:

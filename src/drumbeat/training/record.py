@@ -11,27 +11,22 @@ from __future__ import annotations
 
 import atexit
 import collections
-import functools
-import inspect
-import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
-from drumbeat.cluster import recording as kinds
 from drumbeat.cluster.identity import Identity
 from drumbeat.cluster.recording import Recording, StepRecord, VariableRecord
 from drumbeat.collectives.bridge import Bridge
 from drumbeat.data.rows import num_rows
 from drumbeat.strategies.data_parallel import DataParallelExtended, DataParallelStrategy
 from drumbeat.training import current
+from drumbeat.training.facts import Facts, replace
 from drumbeat.training.sketch import checksum, norm, row_digests, sketch
 
 # After the last step a worker waits for the others to record theirs, and then for its end:
@@ -39,34 +34,19 @@ from drumbeat.training.sketch import checksum, norm, row_digests, sketch
 OTHERS_WAIT_S = 2.0
 END_WAIT_S = 60.0
 _POLL_S = 0.02
-# Operations that draw from a stream of their own: RandomUniform, StatefulStandardNormalV2...
-_RANDOM_OP = re.compile(
-    r"(Random|Stateful|Parameterized|Truncated).*(Uniform|Normal|Gamma|Poisson|Shuffle|Binomial)"
-    r"(Int|FullInt)?(V\d)?$|Multinomial$"
-)
+# Twice the distance of 1 to the next number.
+_EPSILON = {tf.float64: 2.0**-51, tf.float32: 2.0**-22, tf.float16: 2.0**-9, tf.bfloat16: 2.0**-6}
 
 
 def install(recording: Recording, identity: Identity) -> None:
     """Begin to record; to be called before `integrate`, so that gradients come in summed."""
-    recorder = Recorder(recording, identity.rank, identity.world_size)
+    facts = Facts()
+    facts.install(identity.world_size)
+    recorder = Recorder(recording, facts, identity.rank, identity.world_size)
     touch.wrap(touch.OPTIMIZER_APPLY, recorder.around_apply)
     touch.wrap(touch.LOSS_SCALE_APPLY, recorder.around_apply)
-    touch.wrap(touch.BATCH_MOMENTS, recorder.around_moments)
-    if identity.world_size == 1:
-        # XLA can't compile a call of Python; on several workers it is out of the question anyway.
-        _replace(tf, "function", recorder.around_tf_function)
-    for owner, name, make in (
-        (tf.GradientTape, "gradient", recorder.around_gradient),
-        (keras.random.SeedGenerator, "next", recorder.around_seed),
-        (DataParallelExtended, "_call_for_each_replica", recorder.around_run),
-        (DataParallelExtended, "_experimental_distribute_dataset", recorder.around_dataset),
-        (DataParallelExtended, "_distribute_datasets_from_function", recorder.around_function),
-    ):
-        _replace(owner, name, make)
-
-
-def _replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Any]) -> None:
-    setattr(owner, name, make(getattr(owner, name)))
+    replace(tf.GradientTape, "gradient", recorder.around_gradient)
+    replace(DataParallelExtended, "_call_for_each_replica", recorder.around_run)
 
 
 class _Here(threading.local):
@@ -74,7 +54,6 @@ class _Here(threading.local):
 
     def __init__(self) -> None:
         self.in_apply = False
-        self.in_run = 0
         # Pairs of what was differentiated and by what.
         self.differentiated: collections.deque[tuple[Any, Any]] = collections.deque(maxlen=8)
 
@@ -84,36 +63,27 @@ class Recorder:
 
     Args:
         recording: What to record, and where.
+        facts: What is known of the training otherwise.
         rank: This worker.
         world_size: How many workers there are.
     """
 
-    def __init__(self, recording: Recording, rank: int, world_size: int) -> None:
+    def __init__(self, recording: Recording, facts: Facts, rank: int, world_size: int) -> None:
         self._recording = recording
+        self._facts = facts
         self._rank = rank
         self._world_size = world_size
         self._steps = 0
         self._rows: tuple[str, ...] | None = None
-        self._facts: set[tuple[str, str]] = set()
-        self._compiled: set[str] = set()
         self._here = _Here()
         self._bridge = Bridge(on_device=False)
 
-    # What happens in a step -------------------------------------------------
-
     def around_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Notes the rows that `strategy.run` hands to the replica, and what that draws."""
+        """Notes the rows that `strategy.run` hands to the replica."""
 
         def call(extended: Any, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             self._note_batch((args, kwargs))
-            self._here.in_run += 1
-            try:
-                result = original(extended, fn, args, kwargs)
-            finally:
-                self._here.in_run -= 1
-            if not tf.executing_eagerly():
-                self._note_random_ops()
-            return result
+            return original(extended, fn, args, kwargs)
 
         return call
 
@@ -131,35 +101,6 @@ class Recorder:
 
         self._bridge(note, leaves, [])
 
-    def _note_random_ops(self) -> None:
-        graph = tf.compat.v1.get_default_graph().as_graph_def()
-        nodes = [*graph.node]
-        for function in graph.library.function:
-            nodes += function.node_def
-        for op in {node.op for node in nodes}:
-            if _RANDOM_OP.match(op):
-                self._facts.add((kinds.RANDOM_OP, op))
-
-    def around_moments(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Notes BatchNormalization that trains on the rows of its worker."""
-
-        def moments(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._here.in_run and not layer.synchronized:
-                self._facts.add((kinds.BATCH_STATISTICS, layer.name))
-            return original(layer, *args, **kwargs)
-
-        return moments
-
-    def around_seed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Notes the layers that draw random numbers."""
-
-        def next_seed(generator: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._here.in_run:
-                self._facts.add((kinds.RANDOM_LAYER, _layer_that_calls() or generator.name))
-            return original(generator, *args, **kwargs)
-
-        return next_seed
-
     def around_gradient(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Keeps what a tape differentiates: the loss."""
 
@@ -168,56 +109,6 @@ class Recorder:
             return original(tape, target, sources, *args, **kwargs)
 
         return gradient
-
-    # What the script asks for -----------------------------------------------
-
-    def around_dataset(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Notes the auto-shard policy."""
-
-        def distribute(extended: Any, dataset: Any, options: Any) -> Any:
-            if isinstance(dataset, tf.data.Dataset):
-                policy = dataset.options().experimental_distribute.auto_shard_policy
-                if policy.name not in ("AUTO", "DATA"):
-                    self._facts.add((kinds.SHARDING, policy.name))
-            return original(extended, dataset, options)
-
-        return distribute
-
-    def around_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Notes that the script makes each worker's data itself."""
-
-        def distribute(extended: Any, dataset_fn: Any, options: Any) -> Any:
-            self._facts.add((kinds.SHARDING, "dataset function"))
-            return original(extended, dataset_fn, options)
-
-        return distribute
-
-    def around_tf_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Leaves out the compilation by XLA."""
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def function(*args: Any, **kwargs: Any) -> Any:
-            arguments = signature.bind(*args, **kwargs).arguments
-            if not arguments.get("jit_compile"):
-                return original(*args, **kwargs)
-            if arguments.get("func") is None:
-                return functools.partial(function, **arguments)
-            self._compiled.add(getattr(arguments["func"], "__name__", "a function"))
-            return original(**{**arguments, "jit_compile": None})
-
-        return function
-
-    def _note_compilation(self) -> None:
-        """Notes the function around the step at hand that XLA would have compiled."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_name.removeprefix("tf__")  # AutoGraph puts that before it
-            if name in self._compiled:
-                self._facts.add((kinds.JIT, name))
-            frame = frame.f_back
-
-    # The step itself --------------------------------------------------------
 
     def around_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Records the update that `apply` makes."""
@@ -236,6 +127,8 @@ class Recorder:
             finally:
                 self._here.in_apply = False
             self._record(optimizer, numbers, grads, variables, before)
+            if self._recording.nudge:
+                self._nudge(variables)
             return result
 
         return apply
@@ -262,8 +155,7 @@ class Recorder:
         strategy = tf.distribute.get_strategy()
         in_scope = isinstance(strategy, DataParallelStrategy)
         together = current.in_replica() is not None
-        self._note_precision(variables)
-        self._note_compilation()
+        self._facts.note_step(variables)
         loss, learning_rate, scale = numbers
         loss_is_known = loss is not None
         present = [index for index, grad in enumerate(grads) if grad is not None]
@@ -290,21 +182,25 @@ class Recorder:
                         _variable(name, gradients.get(i), values[i], values[half + i])
                         for i, name in enumerate(names)
                     ),
-                    facts=tuple(sorted(self._facts)),
+                    facts=self._facts.noted(),
                 )
             )
             return []
 
         self._bridge(record, tensors, [])
 
-    def _note_precision(self, variables: Sequence[Any]) -> None:
-        dtypes = {keras.config.dtype_policy().compute_dtype}
-        dtypes |= {str(tf.as_dtype(v.dtype).name) for v in variables}
-        for dtype in dtypes & {"float16", "bfloat16"}:
-            self._facts.add((kinds.HALF, str(dtype)))
-        enabled = tf.config.experimental.tensor_float_32_execution_enabled()
-        if enabled and tf.config.list_physical_devices("GPU"):
-            self._facts.add((kinds.TF32, "GPU"))
+    def _nudge(self, variables: Sequence[Any]) -> None:
+        """After the first step, moves every weight by about its last two bits."""
+
+        def size() -> list[Any]:
+            return [np.float64(self._steps == 1)]
+
+        (size_now,) = self._bridge(size, [], [tf.TensorSpec([], tf.float64)])
+        for number, variable in enumerate(variables):
+            value = tf.convert_to_tensor(variable)
+            draw = tf.random.stateless_uniform(tf.shape(value), (number, 0), -1, 1)
+            step = tf.cast(size_now * _EPSILON.get(value.dtype, 0.0), value.dtype)
+            variable.assign(value + value * step * tf.cast(tf.sign(draw), value.dtype))
 
     def _write(self, record: StepRecord) -> None:
         if not self._steps:
@@ -321,7 +217,8 @@ class Recorder:
     def _wait_for_the_end(self) -> None:
         began_s = time.monotonic()
         while (waited_s := time.monotonic() - began_s) < END_WAIT_S:
-            if waited_s > OTHERS_WAIT_S and not self._recording.is_complete(self._world_size):
+            all_have = self._recording.have_made(self._recording.steps, self._world_size)
+            if waited_s > OTHERS_WAIT_S and not all_have:
                 return
             time.sleep(_POLL_S)
 
@@ -368,14 +265,3 @@ def _dense(leaf: Any) -> Any:
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.to_tensor()
     return tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor) else leaf
-
-
-def _layer_that_calls() -> str:
-    """Name of the innermost Keras layer whose code is running, or ""."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, keras.layers.Layer):
-            return owner.name
-        frame = frame.f_back
-    return ""
