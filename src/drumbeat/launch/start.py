@@ -14,7 +14,7 @@ from typing import Any
 from drumbeat.launch import environment, files
 from drumbeat.launch.agent import Agent, Machine, Outcome
 from drumbeat.launch.console import Console
-from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
+from drumbeat.launch.settings import RunArguments, plan_run
 from drumbeat.launch.signals import exit_quietly
 
 STDOUT_FD = 1
