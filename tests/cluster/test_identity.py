@@ -24,7 +24,16 @@ IDENTITY = Identity(
 )
 
 
-@pytest.mark.parametrize("identity", [IDENTITY, replace(IDENTITY, rank=-1, name="ps 0")])
+@pytest.mark.parametrize(
+    "identity",
+    [
+        IDENTITY,
+        replace(IDENTITY, rank=-1, name="ps 0"),
+        replace(IDENTITY, seed=7, exact=8),
+        replace(IDENTITY, shares=(3, 1, 2)),
+        replace(IDENTITY, shares="auto"),
+    ],
+)
 def test_round_trip(identity: Identity) -> None:
     assert Identity.from_env({"PATH": "/bin", **identity.to_env()}) == identity
 
@@ -52,6 +61,9 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("DRUMBEAT_RANK", "one", "'one'"),
         ("DRUMBEAT_COLLECTIVE_TIMEOUT_S", "soon", "'soon'"),
         ("DRUMBEAT_COLLECTIVES", "pigeon", "'pigeon'.*mpi"),
+        ("DRUMBEAT_SHARES", "2,much", "'2,much'.*such as 2,1"),
+        ("DRUMBEAT_SHARES", "2,0", "'2,0'.*above 0"),
+        ("DRUMBEAT_EXACT", "very", "'very'"),
     ],
 )
 def test_a_malformed_variable_is_quoted(name: str, value: str, part: str) -> None:

@@ -91,6 +91,13 @@ def test_arguments_win_over_tf_config_and_the_log_says_so(arguments):
         ({"node_rank": 1}, "--node-rank is 1, but --nodes is not given"),
         ({"rendezvous": "h:1"}, "--rendezvous is 'h:1', but --nodes is not given"),
         ({"collectives": "mpl"}, "expected one of auto, mpi, tensorflow"),
+        ({"exact": 0}, r"--exact-shards is 0 \(virtual shards\); expected 1 to"),
+        ({"workers": 3, "exact": 8}, "3 workers can't share 8 .* a multiple of 3, such as 9"),
+        ({"workers": 2, "shares": "2"}, "--shares is 2, but there are 2 workers"),
+        ({"workers": 2, "shares": "half"}, "shares are 'half'; expected a whole number"),
+        ({"workers": 2, "shares": "1,0"}, "shares are '1,0'"),
+        ({"workers": 2, "shares": "2,1", "exact": 8}, "leave out --shares"),
+        ({"seed": -1}, "--seed is -1"),
         ({"start_timeout_s": 0.0}, "--start-timeout is 0.0"),
         ({"collective_timeout_s": float("nan")}, "--collective-timeout is nan"),
         ({"command": ()}, "What should run"),
@@ -105,6 +112,12 @@ def test_mistakes(arguments, given, message):
     with pytest.raises(ConfigError, match=message) as caught:
         plan(arguments, **given)
     assert caught.value.exit_code == 2
+
+
+def test_exact_mode_has_a_seed_of_its_own(arguments):
+    assert plan(arguments).seed is None
+    assert plan(arguments, exact=8).seed == 0
+    assert plan(arguments, exact=8, seed=5).seed == 5
 
 
 def test_mistakes_in_the_environment(arguments):

@@ -51,6 +51,38 @@ def test_a_ps_task_takes_no_part() -> None:
     assert "ps 0, which takes no part in synchronous training" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("exact=0", "1 workers can't share 0 virtual shards"),
+        ("exact=4, shares=[2, 1]", "shares are for 2 workers"),
+        ("exact=4, shares='fast'", "expected a whole number above 0 for each worker"),
+        ("exact=4, shares=[1.5]", "expected a whole number"),
+    ],
+)
+def test_exact_and_shares_that_do_not_fit(arguments: str, said: str) -> None:
+    done = run(f"import drumbeat; drumbeat.strategy({arguments})")
+    assert "ConfigError" in done.stderr
+    assert said in done.stderr
+
+
+def test_exact_mode_comes_before_the_first_operation() -> None:
+    done = run(
+        "import drumbeat, tensorflow as tf; tf.zeros(1); drumbeat.strategy(exact=4)",
+        TF_NUM_INTRAOP_THREADS="2",
+    )
+    assert "Make the strategy before the first operation" in done.stderr
+
+
+def test_exact_mode_once_for_all() -> None:
+    done = run(
+        "import drumbeat; s = drumbeat.strategy(exact=4); print(s.num_replicas_in_sync)\n"
+        "assert drumbeat.strategy() is s; drumbeat.strategy(exact=8)"
+    )
+    assert done.stdout.split() == ["4"]
+    assert "was made with exact=4 before" in done.stderr
+
+
 def test_another_backend_is_refused() -> None:
     done = run(SHOW, KERAS_BACKEND="jax")
     assert "ConfigError" in done.stderr or "No module named 'jax'" in done.stderr

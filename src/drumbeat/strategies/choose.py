@@ -52,7 +52,8 @@ def strategy(
     cluster = ClusterSpec.from_env(env)
     identity = Identity.from_env(env)
     alone = cluster is None or (identity is None and cluster.world_size == 1)
-    if alone and exact is None and (identity is None or identity.exact is None):
+    wants_exact = exact is not None or (identity is not None and identity.exact is not None)
+    if alone and not wants_exact and "strategy" not in _made:
         return tf.distribute.get_strategy()
     return _the_one(cluster, identity, exact, shares)
 

@@ -126,6 +126,34 @@ def each_shards(variable: Any, start: Any | None, count: int) -> list[Any]:
     return [*values, *[tf.zeros_like(values[0])] * (count - len(values))]
 
 
+def mean_of_shards(
+    ask: Callable[[], dict[str, Any]], variables: Sequence[Any], count: int
+) -> dict[str, Any]:
+    """What `ask` returns in each of the worker's shards, and the mean of that, as a step logs it.
+
+    Args:
+        ask: Computes from metric variables.
+        variables: Those.
+        count: How many shards the worker has.
+    """
+    if count == 1:
+        return ask()
+    held = [(v, v.__dict__[_COPIES]) for v in variables if _COPIES in v.__dict__]
+    try:
+        answers = []
+        for index in range(count):
+            for variable, copies in held:
+                variable._value = copies[index]
+            answers.append(ask())
+    finally:
+        for variable, copies in held:
+            variable._value = copies[0]
+    return {
+        name: tf.reduce_mean(tf.stack([answer[name] for answer in answers]), axis=0)
+        for name in answers[0]
+    }
+
+
 @contextlib.contextmanager
 def restored(variables: Sequence[Any]) -> Iterator[None]:
     """After this, variables and their copies hold what they hold now."""

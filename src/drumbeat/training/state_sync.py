@@ -62,7 +62,12 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, logs)
         divergence.average_drifted(self, strategy)
         with as_they_are():
-            local = _by_name(_read(self.get_metrics_result()))
+            variables = [v for metric in self.metrics for v in metric.variables]
+            local = shard_state.mean_of_shards(
+                lambda: _by_name(_read(self.get_metrics_result())),
+                variables,
+                strategy.extended.replicas.count,
+            )
         with combined(self.metrics, strategy):
             result = original(self, logs)
             if result is not logs:

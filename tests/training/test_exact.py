@@ -1,0 +1,97 @@
+"""Exact mode: the same bytes however the virtual shards are spread over workers.
+
+`make guarantees` does this for 1, 2, 4 and 8 workers and whole models; here are
+the ways to train (fit, loops of one's own, several optimizers, states of layers).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+
+SCRIPT = Path(__file__).with_name("scenarios.py")
+NAMES = (
+    "batch_norm_is_alike_on_all_workers",
+    "batch_norm_synchronized",
+    "custom_loop",
+    "custom_train_step",
+    "embedding_sparse_gradients",
+    "last_batch_of_one",
+    "masked_sequence_loss",
+    "metric_results_in_a_custom_loop",
+    "on_batch",
+    "overflow_skips_the_step_everywhere",
+    "random_layers_train_as_on_one_worker",
+    "run_eagerly",
+    "two_optimizers",
+)
+RUNS = {
+    "one": ("-n", "1"),
+    "two": ("-n", "2"),
+    "two-tensorflow": ("-n", "2", "--collectives", "tensorflow"),
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exact")
+    for name, options in RUNS.items():
+        (folder / name).mkdir()
+        command = [sys.executable, "-m", "drumbeat", "run", "--exact-shards", "2", *options]
+        command += ["--run-dir", str(folder / f"run-{name}"), str(SCRIPT), str(folder / name)]
+        done = subprocess.run([*command, *NAMES], capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stdout[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("run", ["two", "two-tensorflow"])
+@pytest.mark.parametrize("name", NAMES)
+def test_same_bytes_on_one_worker_and_on_two(outcomes: Path, name: str, run: str) -> None:
+    one, two = (load(outcomes / which, name, 0) for which in ("one", run))
+    assert one.keys() == two.keys()
+    compared = [key for key in one if not key.startswith(("own_", "per_size_"))]
+    assert compared
+    for key in compared:
+        np.testing.assert_array_equal(two[key], one[key], err_msg=key)
+
+
+def load(folder: Path, name: str, rank: int) -> dict[str, np.ndarray]:
+    trouble = folder / f"{name}.2.{rank}.txt"
+    assert not trouble.exists(), trouble.read_text()
+    with np.load(folder / f"{name}.2.{rank}.npz") as arrays:
+        return dict(arrays)
+
+
+DIFFERENT = """
+import keras, numpy as np, drumbeat
+keras.utils.set_random_seed(1)
+strategy = drumbeat.strategy(exact=4)
+assert strategy.num_replicas_in_sync == 4
+with strategy.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.arange(40, dtype="float32").reshape(10, 4)
+model.fit(x, x[:, :1], batch_size=5, epochs=2, verbose=0)
+print("weights", model.get_weights()[0].tobytes().hex())
+"""
+
+
+def test_without_drumbeat_run_it_is_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(DIFFERENT)
+    alone = [sys.executable, str(script)]
+    onednn = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"}  # as `drumbeat run` sets it
+    two = [sys.executable, "-m", "drumbeat", "run", "-n", "2", "--run-dir", str(tmp_path / "run")]
+    said = [
+        subprocess.run(command, capture_output=True, text=True, timeout=100, env=onednn).stdout
+        for command in (alone, [*two, str(script)])
+    ]
+    digests = {part for text in said for part in text.split() if len(part) == 32}
+    assert len(digests) == 1, said
