@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from drumbeat.cluster.recording import SKETCH_SIZE
-from drumbeat.training.sketch import checksum, norm, row_digests, sketch
+from drumbeat.training.sketch import checksum, norm, ragged_rows, row_digests, sketch
 
 RANDOM = np.random.default_rng(0)
 
@@ -50,3 +50,14 @@ def test_rows_have_one_digest_each_over_all_leaves():
     assert row_digests([x[1:3], y[1:3]]) == digests[1:3]
     assert row_digests([x, y[::-1]])[1] != digests[1]
     assert row_digests([x[:0], y[:0]]) == ()
+
+
+def test_ragged_rows_have_digests_of_their_own():
+    """Rows [[a, b], [c]], [[a], [b, c]], [] and the first one again."""
+    flat = np.array([b"a", b"b", b"c", b"a", b"b", b"c", b"a", b"b", b"c"], object)
+    splits = [np.array([0, 2, 4, 4, 6]), np.array([0, 2, 3, 4, 6, 8, 9])]
+    digests = row_digests([ragged_rows(flat, splits)])
+    assert digests[0] == digests[3]
+    assert len(set(digests)) == 3
+    last = ragged_rows(flat[6:], [np.array([0, 2]), np.array([0, 2, 3])])
+    assert row_digests([last]) == digests[3:]

@@ -27,7 +27,7 @@ from drumbeat.data.rows import num_rows
 from drumbeat.strategies.data_parallel import DataParallelExtended, DataParallelStrategy
 from drumbeat.training import current
 from drumbeat.training.facts import Facts, replace
-from drumbeat.training.sketch import checksum, norm, row_digests, sketch
+from drumbeat.training.sketch import checksum, norm, ragged_rows, row_digests, sketch
 
 # After the last step a worker waits for the others to record theirs, and then for its end:
 # what the script does after that is of no interest. It goes on if they need it.
@@ -91,15 +91,17 @@ class Recorder:
         rows = num_rows(arguments)
         if rows is None:
             return
-        leaves = [_dense(leaf) for leaf in tf.nest.flatten(arguments) if _has_rows(leaf)]
+        leaves = [_parts(leaf) for leaf in tf.nest.flatten(arguments) if _has_rows(leaf)]
 
         def note(*arrays: np.ndarray) -> list[Any]:
             if self._steps < self._recording.steps:
-                count = len(arrays[0])
-                self._rows = row_digests([a for a in arrays if len(a) == count])
+                rest = iter(arrays)
+                columns = [_rows([next(rest) for _ in leaf]) for leaf in leaves]
+                count = len(columns[0])
+                self._rows = row_digests([c for c in columns if len(c) == count])
             return []
 
-        self._bridge(note, leaves, [])
+        self._bridge(note, [part for leaf in leaves for part in leaf], [])
 
     def around_gradient(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Keeps what a tape differentiates: the loss."""
@@ -261,7 +263,13 @@ def _has_rows(leaf: Any) -> bool:
     return isinstance(leaf, (tf.Tensor, tf.RaggedTensor, tf.SparseTensor)) and leaf.shape.rank != 0
 
 
-def _dense(leaf: Any) -> Any:
+def _parts(leaf: Any) -> list[Any]:
+    """The dense tensors that a leaf of a batch consists of."""
     if isinstance(leaf, tf.RaggedTensor):
-        return leaf.to_tensor()
-    return tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor) else leaf
+        return [leaf.flat_values, *leaf.nested_row_splits]
+    return [tf.sparse.to_dense(leaf) if isinstance(leaf, tf.SparseTensor) else leaf]
+
+
+def _rows(parts: list[np.ndarray]) -> Any:
+    """The rows of a leaf, from the arrays that `_parts` has become."""
+    return parts[0] if len(parts) == 1 else ragged_rows(parts[0], parts[1:])

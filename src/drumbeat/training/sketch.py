@@ -41,12 +41,12 @@ def checksum(array: np.ndarray) -> int:
     return zlib.crc32(np.ascontiguousarray(array).tobytes())
 
 
-def row_digests(leaves: Sequence[np.ndarray]) -> tuple[str, ...]:
+def row_digests(leaves: Sequence[Sequence[Any]]) -> tuple[str, ...]:
     """One digest for each row of a batch, of that row in all `leaves`.
 
     Args:
-        leaves: Arrays with the rows as their first axis, equally many; strings as bytes
-            objects.
+        leaves: Arrays with the rows as their first axis, or what `ragged_rows` returns;
+            equally many rows in all. Strings are bytes objects.
 
     Returns:
         Hexadecimal digests; equal for rows with the same bytes.
@@ -54,10 +54,28 @@ def row_digests(leaves: Sequence[np.ndarray]) -> tuple[str, ...]:
     digests = []
     for row in zip(*leaves, strict=True):
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-        for part in row:
-            digest.update(_bytes_of(np.asarray(part)))
+        for leaf in row:
+            for part in leaf if isinstance(leaf, tuple) else (leaf,):
+                digest.update(_bytes_of(np.asarray(part)))
         digests.append(digest.hexdigest())
     return tuple(digests)
+
+
+def ragged_rows(flat: np.ndarray, splits: Sequence[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
+    """The rows of a `tf.RaggedTensor`: of each its inner lengths, and its values.
+
+    Args:
+        flat: `flat_values`.
+        splits: `nested_row_splits`, the outermost first.
+    """
+    rows = []
+    for start, end in zip(splits[0][:-1], splits[0][1:], strict=True):
+        parts = []
+        for inner in splits[1:]:
+            parts.append(np.diff(inner[start : end + 1]))
+            start, end = inner[start], inner[end]
+        rows.append((*parts, flat[start:end]))
+    return rows
 
 
 def _bytes_of(part: np.ndarray) -> bytes:
