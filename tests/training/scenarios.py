@@ -261,6 +261,63 @@ def errors_of_fit(dataset):
     return np.array("nothing")
 
 
+def parse_row(record):
+    row = tf.ensure_shape(tf.io.parse_tensor(record, tf.float32), [8])
+    return row[:6], tf.cast(row[6], tf.int64), row[7]
+
+
+# Field report, row 64: every worker read and decoded all files, or batches depended on
+# the number of workers.
+@scenario
+def files_and_records_in_one_order():
+    x, y = data(103)
+    # Each worker has files of its own, as machines without a shared disk do.
+    folder = OUT / f"ordered-{SIZE}-{RANK}"
+    folder.mkdir()
+    rows = np.concatenate([x, y[:, None], np.arange(103)[:, None]], 1).astype("float32")
+    encoded = [tf.io.serialize_tensor(row).numpy() for row in rows]
+    for part in range(3):
+        with tf.io.TFRecordWriter(str(folder / f"{part}.tfrecord")) as writer:
+            for record in encoded[40 * part : 40 * part + 40]:
+                writer.write(record)
+    for number, record in enumerate(encoded):
+        (folder / f"{number:03}.row").write_bytes(record)
+    loaded = []
+
+    def example(record, seed):
+        features, label, number = parse_row(record)
+        noted = tf.numpy_function(lambda n: loaded.append(int(n)) or n, [number], tf.float32)
+        with tf.control_dependencies([noted]):
+            return features + tf.random.stateless_normal([6], seed, 0, 0.01), label
+
+    records = drumbeat.data.tfrecords(folder / "*.tfrecord", batch_size=32, map=example, shuffle=4)
+    files = drumbeat.data.files(
+        folder / "*.row", batch_size=32, map=lambda path: parse_row(tf.io.read_file(path))[:2]
+    )
+    model = dense_model()
+    history = model.fit(records, epochs=2, verbose=0, validation_data=files)
+    fitted = len(loaded)
+    # As another process would go on after three epochs.
+    model.fit(records, epochs=4, initial_epoch=3, verbose=0)
+    numbered = drumbeat.data.files(
+        folder / "*.row",
+        batch_size=32,
+        map=lambda path: parse_row(tf.io.read_file(path))[2],
+        shuffle=9,
+    ).repeat(2)
+    own = [b.numpy().astype(int) for b in strategy.experimental_distribute_dataset(numbered)]
+    gathered = [strategy.extended.communicator.all_gather_numpy(batch) for batch in own]
+    return outcome(
+        model,
+        history,
+        epoch=np.array(records.epoch),
+        ids=np.concatenate(gathered),
+        rows=np.array([len(batch) for batch in gathered]),
+        predictions=model.predict(files, verbose=0),
+        own_loaded=np.array(loaded[:fitted]),
+    )
+
+
 @scenario
 def data_that_cannot_be_fitted():
     x, y = data(50)

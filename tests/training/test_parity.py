@@ -191,6 +191,21 @@ def test_sharding_policies(outcomes: Path, size: int) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", SIZES)
+def test_ordered_data_is_read_once(outcomes: Path, size: int) -> None:
+    ranks = each_rank(outcomes, "files_and_records_in_one_order", size)
+    # Two epochs: each row was loaded twice, by all workers together.
+    assert sorted(np.concatenate([r["own_loaded"] for r in ranks])) == sorted([*range(103)] * 2)
+    shares = [len(r["own_loaded"]) / 206 for r in ranks]
+    assert shares == pytest.approx([1 / size] * size, abs=0.03)
+    assert ranks[0]["rows"].tolist() == [32, 32, 32, 7] * 2
+    first, second = ranks[0]["ids"].reshape(2, 103)
+    assert sorted(first) == sorted(second) == list(range(103))
+    assert first.tolist() != second.tolist()
+    assert ranks[0]["epoch"] == 4
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES)
 def test_strategy_interface(outcomes: Path, size: int) -> None:
     numbers = np.arange(1, size + 1, dtype=np.float64)
     for rank, result in enumerate(each_rank(outcomes, "strategy_interface", size)):

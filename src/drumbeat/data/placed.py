@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -20,6 +21,7 @@ RangeOf = Callable[[int], tuple[int, int]]
 _CHUNK = 64
 _AHEAD = 2
 _AUTOTUNE = tf.data.AUTOTUNE
+_not_converted: Any = tf.autograph.experimental.do_not_convert
 
 
 def placed_batches(
@@ -39,7 +41,7 @@ def placed_batches(
     Args:
         source: Of the examples.
         load: From what the source fetches for one example, and its seed (int64 [2]), to
-            the example.
+            the example. A tf.function, if AutoGraph is to convert it.
         order: Of the examples.
         epochs: Which pass an iterator begins with; moved on when it has given its second
             batch, or its only one.
@@ -50,63 +52,100 @@ def placed_batches(
     Returns:
         A dataset of batches, or of pairs: a batch, and int64 `[start, rows, total]`.
     """
+    steps = [
+        _Steps(first, count, total, *range_of(total))
+        for first, count, total in (
+            (0, order.full_batches, order.batch_size),
+            (order.full_batches, int(order.last_rows > 0), order.last_rows),
+        )
+        if count
+    ]
 
+    @_not_converted
     def passes(_: Any) -> tf.data.Dataset:
         first = epochs.read()
+        if repeats == 1:
+            return _epoch(source, load, order, first, steps)
         numbers = tf.data.Dataset.range(repeats if repeats >= 0 else tf.int64.max)
-        return numbers.flat_map(lambda n: _epoch(source, load, order, first + n, range_of))
+        return numbers.flat_map(lambda n: _epoch(source, load, order, first + n, steps))
 
     second = min(1, order.num_batches - 1)
 
-    def count(batch: Any, span: Any, mark: Any) -> Any:
-        # Outside of the first two steps, an epoch that isn't later than the last.
-        epochs.begun(tf.where(mark[1] >= second, mark[0], -1))
+    @_not_converted
+    def give(batch: Any, step: Any, epoch: Any) -> Any:
+        # Before its second step, an epoch that isn't later than the last.
+        epochs.begun(tf.where(step >= second, epoch, -1))
+        kinds = tf.constant([[kind.start, kind.rows, kind.total] for kind in steps], tf.int64)
+        span = kinds[tf.cast(step >= steps[-1].first, tf.int32) * (len(steps) - 1)]
         return (batch, span) if spans else batch
 
     options = tf.data.Options()
     options.deterministic = True
     # Counts must not run ahead of the batches that are taken.
     options.experimental_optimization.inject_prefetch = False
-    batches = tf.data.Dataset.range(1).flat_map(passes).prefetch(_AHEAD).map(count)
+    batches = tf.data.Dataset.range(1).flat_map(passes).prefetch(_AHEAD).map(give)
     total = order.num_batches * repeats if repeats >= 0 else tf.data.INFINITE_CARDINALITY
     return batches.apply(tf.data.experimental.assert_cardinality(total)).with_options(options)
 
 
+@dataclass(frozen=True)
+class _Steps:
+    """Steps of an epoch in which this worker takes the same range of rows.
+
+    Attributes:
+        first: Number of the first.
+        count: How many.
+        total: Rows of each over all workers.
+        start: The first row that is this worker's.
+        stop: The one after its last.
+    """
+
+    first: int
+    count: int
+    total: int
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of each that are this worker's."""
+        return self.stop - self.start
+
+
 def _epoch(
-    source: Source, load: Callable[[Any, Any], Any], order: Order, epoch: Any, range_of: RangeOf
-) -> tf.data.Dataset:
-    """One pass: triples of a batch, its span, and `[epoch, step]`."""
-    size = order.batch_size
-    batches = [
-        _steps(source, load, order, epoch, step, count, total, range_of(total))
-        for step, count, total in (
-            (0, order.full_batches, size),
-            (order.full_batches, int(order.last_rows > 0), order.last_rows),
-        )
-        if count
-    ]
-    return batches[0] if len(batches) == 1 else batches[0].concatenate(batches[1])
-
-
-def _steps(
     source: Source,
     load: Callable[[Any, Any], Any],
     order: Order,
     epoch: Any,
-    first: int,
-    count: int,
-    total: int,
-    rows: tuple[int, int],
+    steps: Sequence[_Steps],
 ) -> tf.data.Dataset:
-    """The steps from `first` on, `count` of them, each of `total` rows over all workers."""
-    start, stop = rows
-    own = stop - start
+    """One pass: triples of a batch, its step and the epoch."""
+    # A stream of examples that is cut into batches of one length may have a shorter rest.
+    as_one = 0 < steps[-1].rows <= steps[0].rows
+    streams = [steps] if as_one else [[own] for own in steps]
+    batches = [_batches(source, load, order, epoch, stream) for stream in streams]
+    whole = batches[0] if len(batches) == 1 else batches[0].concatenate(batches[1])
+    numbers = tf.data.Dataset.range(order.num_batches)
+    return tf.data.Dataset.zip(whole, numbers, tf.data.Dataset.from_tensors(epoch).repeat())
+
+
+def _batches(
+    source: Source,
+    load: Callable[[Any, Any], Any],
+    order: Order,
+    epoch: Any,
+    steps: Sequence[_Steps],
+) -> tf.data.Dataset:
+    """This worker's batches of `steps`, all of which but the last have as many rows."""
     # Without rows there is no example to read, but it says what a batch looks like.
-    width, num_rows = max(own, 1), own * count
+    width = max(steps[0].rows, 1)
+    num_rows = sum(own.rows * own.count for own in steps)
 
     def read(chunk: Any) -> tuple[Any, Any]:
         row = tf.range(chunk * _CHUNK, tf.minimum((chunk + 1) * _CHUNK, num_rows))
-        positions = (first + row // width) * order.batch_size + start + row % width
+        step = steps[0].first + row // width
+        start = tf.where(step < steps[-1].first, steps[0].start, steps[-1].start)
+        positions = step * order.batch_size + tf.cast(start, tf.int64) + row % width
         numbers = order.examples_at(positions, epoch)
         return source.fetch(numbers), order.seeds_of(numbers, epoch)
 
@@ -117,13 +156,9 @@ def _steps(
         .map(load, num_parallel_calls=_AUTOTUNE, deterministic=True)
     )
     batches = examples.batch(width, drop_remainder=order.drop_remainder)
-    if not own:
-        spec = batches.element_spec
-        batches = tf.data.Dataset.range(count).map(
-            lambda _: tf.nest.map_structure(no_rows_of, spec)
-        )
-    span = tf.constant([start, own, total], tf.int64)
-    steps = tf.data.Dataset.range(first, first + count)
-    return tf.data.Dataset.zip(batches, steps).map(
-        lambda batch, step: (batch, span, tf.stack([epoch, step]))
+    if num_rows:
+        return batches
+    spec = batches.element_spec
+    return tf.data.Dataset.range(steps[0].count).map(
+        lambda _: tf.nest.map_structure(no_rows_of, spec)
     )
