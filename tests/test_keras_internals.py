@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import keras
 import pytest
 
@@ -36,3 +38,21 @@ def test_a_keras_that_moved_is_refused() -> None:
 def test_touches_are_all_there_is() -> None:
     names = [f"{touch.module}.{touch.name}" for touch in keras_internals.TOUCHES]
     assert len(names) == len(set(names)) > 20
+
+
+def test_another_thread_sees_keras_as_this_one_does() -> None:
+    policies = []
+
+    def look() -> None:
+        adopt()
+        policies.append(keras.config.dtype_policy().name)
+
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        adopt = keras_internals.thread_state()
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join(10)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert policies == ["mixed_bfloat16"]

@@ -7,8 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
+import tensorflow as tf
+
+from drumbeat import tf_internals
 
 pytestmark = pytest.mark.tensorflow
 
@@ -65,3 +70,31 @@ def test_a_context_joins_a_cluster_before_its_first_op() -> None:
         timeout=60,
     )
     assert "fine" in done.stdout, done.stderr
+
+
+def test_another_thread_goes_on_with_the_graph_the_scope_and_the_summary_writer(
+    tmp_path: Path,
+) -> None:
+    names = []
+
+    @tf.function
+    def traced() -> tf.Tensor:
+        with tf.name_scope("outer"):
+            scopes = tf_internals.thread_scopes()
+
+            def body() -> None:
+                with scopes():
+                    tf.summary.scalar("seen", 1.0)
+                    names.append(tf.constant(1.0, name="inner").name)
+
+            thread = threading.Thread(target=body)
+            thread.start()
+            thread.join(10)
+            return tf.constant(2.0)
+
+    writer = tf.summary.create_file_writer(str(tmp_path))
+    with writer.as_default(step=1):
+        assert float(traced()) == 2.0
+    writer.close()
+    assert names == ["outer/inner:0"]
+    assert b"seen" in next(tmp_path.iterdir()).read_bytes()

@@ -358,6 +358,18 @@ def borrow(touch: Touch) -> Callable[..., Any]:
     return getattr(touch.owner(), touch.attribute)
 
 
+def thread_state() -> Callable[[], None]:
+    """What another thread has to call to see Keras's scopes and dtype policy as the caller does."""
+    state = importlib.import_module("keras.src.backend.common.global_state")
+    own = dict(vars(state.GLOBAL_STATE_TRACKER))
+
+    def adopt() -> None:
+        copies = {k: list(v) if isinstance(v, list) else v for k, v in own.items()}
+        vars(state.GLOBAL_STATE_TRACKER).update(copies)
+
+    return adopt
+
+
 def inner_metrics(metric: keras.Metric) -> list[keras.Metric]:
     """The metrics that `metric` holds, such as the one that stands for all given to compile()."""
     held = metric.metrics if isinstance(metric, CompileMetrics) else metric._metrics

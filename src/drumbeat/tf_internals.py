@@ -35,8 +35,12 @@ from tensorflow.python.distribute.values import (  # pyright: ignore[reportMissi
 from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
 
 # The collective ops take a group and a call's number; tf.distribute exposes them
-# only through its strategies.
-from tensorflow.python.ops import collective_ops  # pyright: ignore[reportMissingImports]
+# only through its strategies. The writer of tf.summary is a thread's own, and can't be
+# asked for.
+from tensorflow.python.ops import (
+    collective_ops,  # pyright: ignore[reportMissingImports]
+    summary_ops_v2,  # pyright: ignore[reportMissingImports]
+)
 
 __all__ = [
     "IteratorSpec",
@@ -190,12 +194,15 @@ def thread_scopes() -> Callable[[], contextlib.AbstractContextManager[None]]:
         graph.switch_to_thread_local()
     creators = list(graph._variable_creator_stack)
     name_scope = graph.get_name_scope()
+    # tf.summary's writer and step.
+    summaries = dict(vars(summary_ops_v2._summary_state))
     with tf.init_scope():
         outermost = tf.compat.v1.get_default_graph()
         outermost_creators = list(outermost._variable_creator_stack)
 
     @contextlib.contextmanager
     def scopes() -> Iterator[None]:
+        vars(summary_ops_v2._summary_state).update(summaries)
         with outermost.as_default(), context.eager_mode():
             outermost._variable_creator_stack = list(outermost_creators)
             with contextlib.ExitStack() as stack:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
 import tensorflow as tf
 
+from drumbeat import keras_internals as touch
 from drumbeat.data.distributed import rows_of
 from drumbeat.data.rows import BatchRows, Span, as_int64, num_rows
 from drumbeat.data.shares import cut
@@ -136,7 +138,7 @@ class Replicas:
         )
 
     def _in_lockstep(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        lockstep = Lockstep(thread_scopes())
+        lockstep = Lockstep(_scopes())
         bodies = []
         split = _Split(args, kwargs, self)
         for index in range(self.count):
@@ -150,6 +152,19 @@ class Replicas:
             )
             bodies.append(functools.partial(self._as, replica, fn, own_args, own_kwargs))
         return _regroup(lockstep.run(bodies))
+
+
+def _scopes() -> Callable[[], AbstractContextManager[Any]]:
+    """The state of TensorFlow and Keras that is a thread's own, for the threads of replicas."""
+    enter, adopt = thread_scopes(), touch.thread_state()
+
+    @contextlib.contextmanager
+    def scopes() -> Iterator[None]:
+        adopt()
+        with enter():
+            yield
+
+    return scopes
 
 
 class _Split:

@@ -195,9 +195,8 @@ def _prepare(model: Any, strategy: DataParallelStrategy) -> None:
     randomness.agree(strategy.communicator)
     if model.jit_compile:
         logger.warning(
-            "jit_compile=True is switched off with %d workers: XLA can't compile the collective "
-            "operations inside a step.",
-            strategy.communicator.size,
+            "jit_compile=True is switched off: XLA can't compile the collective operations inside "
+            "a step.",
         )
         model.jit_compile = False
         model.train_function = model.test_function = model.predict_function = None
