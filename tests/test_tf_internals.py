@@ -98,3 +98,23 @@ def test_another_thread_goes_on_with_the_graph_the_scope_and_the_summary_writer(
     writer.close()
     assert names == ["outer/inner:0"]
     assert b"seen" in next(tmp_path.iterdir()).read_bytes()
+
+
+def test_a_dataset_can_be_of_a_class_of_our_own() -> None:
+    import tensorflow as tf
+
+    from drumbeat import tf_internals
+
+    class Own(tf_internals.WrappedDataset):
+        pass
+
+    options = tf.data.Options()
+    options.deterministic = True
+    dataset = Own(tf.data.Dataset.range(4).with_options(options))
+    assert isinstance(dataset, tf.data.Dataset)
+    assert [int(n) for n in dataset.map(lambda n: n + 1)] == [1, 2, 3, 4]
+    assert len(dataset) == 4
+    assert dataset.element_spec == tf.TensorSpec([], tf.int64)
+    assert dataset.options().deterministic
+    taken = [int(n) for n in tf_internals.OwnedIterator(dataset)]
+    assert taken == [0, 1, 2, 3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,13 @@ from drumbeat.data.rows import BatchRows, Span
 from drumbeat.data.shares import Shares, cut
 from drumbeat.errors import ConfigError
 from drumbeat.strategies.rebalance import Rebalancer
+
+logger = logging.getLogger("drumbeat")
+
+_KEPT = (
+    "shares='auto' has no effect on datasets of drumbeat.data: which rows a worker reads is "
+    "settled ahead. They are shared out as %s; give shares as numbers to change that."
+)
 
 
 class Inputs:
@@ -65,6 +73,8 @@ class Inputs:
             return dataset
         rank, size = self._communicator.rank, self._communicator.size
         if isinstance(dataset, OrderedDataset):
+            if self.rebalancer is not None and rank == 0:
+                logger.warning(_KEPT, ", ".join(map(str, self.shares.units)))
             shares = self.shares
             placed = dataset.local_batches(lambda total: shares.rows_of(rank, total), self._gather)
             return DistributedDataset(placed, self._placed)

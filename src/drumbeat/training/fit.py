@@ -134,7 +134,7 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
                 return original(**arguments | {"callbacks": callbacks})
         _prepare(self, strategy)
         behind = [_Together(strategy), *stopping.watchers(given, strategy.communicator), *goes_on]
-        if strategy.extended.inputs.rebalancer is not None:
+        if strategy.extended.inputs.rebalancer is not None and not goes_on:
             behind.append(_Rebalance(strategy.extended.inputs.rebalancer))
         with _own_errors(strategy), _followed(given, behind, self) as callbacks:
             return original(**arguments | {"callbacks": callbacks})
