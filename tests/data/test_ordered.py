@@ -19,10 +19,10 @@ import pytest
 import tensorflow as tf
 
 import drumbeat
-from drumbeat.data.distributed import DistributedDataset, PlacedBatches
+from drumbeat.data.distributed import PlacedBatches
 from drumbeat.data.epochs import Epochs
 from drumbeat.data.order import Order
-from drumbeat.data.ordered import OrderedDataset
+from drumbeat.data.ordered import DistributedOrderedDataset, OrderedDataset
 from drumbeat.data.placed import placed_batches
 from drumbeat.data.rows import BatchRows
 from drumbeat.data.shares import Shares
@@ -70,13 +70,8 @@ def ids(dataset: Any) -> list[list[int]]:
 
 
 def local(dataset: OrderedDataset, shares: Shares, rank: int) -> tf.data.Dataset:
-    """The pipeline of one of several workers that all see what this process sees."""
-    size = len(shares.units)
-
-    def gather(numbers: Any) -> np.ndarray:
-        return np.array([numbers] * size, np.int64)
-
-    return dataset.local_batches(lambda total: shares.rows_of(rank, total), gather)
+    """The pipeline of one of several workers."""
+    return dataset.local_batches(lambda total: shares.rows_of(rank, total))
 
 
 @pytest.mark.parametrize("make", [records, texts])
@@ -195,28 +190,24 @@ def test_looking_at_the_first_batch_is_no_pass(folder: Path) -> None:
     assert dataset.epoch == 1
 
 
-def test_a_distributed_pass_counts_and_can_be_set(folder: Path) -> None:
+def test_distributed_passes_begin_with_the_chiefs_epoch(folder: Path) -> None:
     dataset = records(folder, shuffle=1)
     passes = [sum(ids(dataset), []) for _ in range(4)]
-    dataset.epoch = 1
+    chiefs = iter([0, 1, 2, 1])
+
+    def gather(mine: Any) -> np.ndarray:
+        return np.array([[*mine[:-1], next(chiefs)], mine], np.int64)
+
     feed = PlacedBatches(BatchRows(0, 1))
-    distributed = DistributedDataset(local(dataset, Shares.equal(1), 0), feed)
+    distributed = DistributedOrderedDataset(dataset, lambda total: (0, total), feed, gather)
     assert int(distributed.cardinality) == 4
+    assert dataset.epoch == 0
     assert sum(ids(distributed), []) == passes[1]
-    # Another worker may not have gone through the data in between.
+    assert dataset.epoch == 2
+    # This worker has gone through the data alone in between.
     list(dataset)
-    assert dataset.epoch == 3
     assert sum(ids(distributed), []) == passes[2]
-    dataset.epoch = 1
     assert sum(ids(distributed), []) == passes[1]
-
-
-def test_the_epoch_is_the_chiefs(folder: Path) -> None:
-    dataset = records(folder, shuffle=1)
-    dataset.local_batches(
-        lambda total: (0, total), lambda mine: np.array([[*mine[:-1], 5], mine], np.int64)
-    )
-    assert dataset.epoch == 5
 
 
 def test_map_may_branch_and_return_any_structure(folder: Path) -> None:
@@ -354,7 +345,7 @@ def test_workers_that_see_other_files_are_told(folder: Path, position: int, said
         return np.array([mine, mine, other], np.int64)
 
     with pytest.raises(DataError, match=f"Workers 0 and 2 don't read the same data: {said}"):
-        records(folder).local_batches(lambda total: (0, total), gather)
+        records(folder).agree(gather)
 
 
 def test_importing_drumbeat_imports_no_tensorflow() -> None:

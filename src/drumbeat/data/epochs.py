@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import tensorflow as tf
@@ -13,14 +12,9 @@ class Epochs:
 
     Args:
         first: The number to start with.
-        shown: Another one, which is moved on along with this; setting it sets this too.
     """
 
-    def __init__(self, first: int, *, shown: Epochs | None = None) -> None:
-        self._shown = shown
-        self._followers: weakref.WeakSet[Epochs] = weakref.WeakSet()
-        if shown is not None:
-            shown._followers.add(self)
+    def __init__(self, first: int) -> None:
         # Not a tf.Variable, which the strategy in scope would make its own.
         with tf.init_scope(), tf.device("CPU:0"):
             self._handle = tf.raw_ops.VarHandleOp(dtype=tf.int64, shape=[], shared_name=_ANONYMOUS)
@@ -36,8 +30,6 @@ class Epochs:
     def value(self, number: int) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
             self._assign(tf.constant(number, tf.int64))
-        for follower in self._followers:
-            follower.value = number
 
     def read(self) -> Any:
         """The number as an int64 scalar tensor, in a graph or outside."""
@@ -46,8 +38,6 @@ class Epochs:
     def begun(self, epoch: Any) -> None:
         """The pass `epoch`, an int64 scalar tensor, has begun: the next is a later one."""
         self._assign(tf.maximum(self.read(), epoch + 1))
-        if self._shown is not None:
-            self._shown.begun(epoch)
 
     def _assign(self, number: Any) -> None:
         tf.raw_ops.AssignVariableOp(resource=self._handle, value=number)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from drumbeat.data.distributed import DistributedDataset, PlacedBatches
 from drumbeat.data.epochs import Epochs
 from drumbeat.data.failures import data_error
 from drumbeat.data.order import Order
@@ -18,6 +21,8 @@ from drumbeat.errors import DataError
 from drumbeat.tf_internals import OwnedIterator, WrappedDataset
 
 Map = Callable[..., Any]
+# From whole numbers of every worker to all of them, as many of each: [workers, n], by rank.
+Gather = Callable[[Sequence[int]], np.ndarray]
 
 
 class OrderedIterator(OwnedIterator):
@@ -54,7 +59,7 @@ class OrderedDataset(WrappedDataset):
     def __init__(
         self,
         dataset: tf.data.Dataset,
-        local: Callable[[RangeOf, Epochs], tf.data.Dataset],
+        local: Callable[[RangeOf], tf.data.Dataset],
         with_repeats: Callable[[int], OrderedDataset],
         epochs: Epochs,
         facts: tuple[int, ...],
@@ -94,26 +99,52 @@ class OrderedDataset(WrappedDataset):
         del name
         return self._with_repeats(-1 if count is None else int(count))
 
-    def local_batches(self, range_of: RangeOf, gather: Callable[[Any], Any]) -> tf.data.Dataset:
-        """One worker's pipeline, for a `PlacedBatches` feed.
+    def agree(self, gather: Gather) -> None:
+        """Make sure that all workers read the same data, and go on with the chief's epoch.
+
+        A worker that went through the data alone would be ahead.
 
         Args:
-            range_of: From the rows of a global batch to the first that is this worker's and
-                the one after its last.
-            gather: From a list of whole numbers of every worker to all of them, in rank
-                order, [workers, n].
-
-        Returns:
-            A dataset of pairs: the local batch, and int64 `[start, rows, total]`.
+            gather: See `Gather`.
 
         Raises:
             DataError: The workers don't see the same files.
         """
         everyones = gather([*self._facts, self.epoch])
         _require_same(everyones[:, :-1].tolist())
-        # A worker that went through the data alone would be ahead: all go by the chief.
         self.epoch = int(everyones[0, -1])
-        return self._local(range_of, Epochs(self.epoch, shown=self._epochs))
+
+    def local_batches(self, range_of: RangeOf) -> tf.data.Dataset:
+        """One worker's pipeline, for a `PlacedBatches` feed.
+
+        Args:
+            range_of: From the rows of a global batch to the first that is this worker's and
+                the one after its last.
+
+        Returns:
+            A dataset of pairs: the local batch, and int64 `[start, rows, total]`.
+        """
+        return self._local(range_of)
+
+
+class DistributedOrderedDataset(DistributedDataset):
+    """A worker's rows of an `OrderedDataset`.
+
+    All workers make its iterators at the same time, as they begin by agreeing on the epoch.
+    """
+
+    def __init__(
+        self, dataset: OrderedDataset, range_of: RangeOf, feed: PlacedBatches, gather: Gather
+    ) -> None:
+        """Args: the dataset, what of it is this worker's, the strategy's feed, and see `Gather`."""
+        super().__init__(dataset.local_batches(range_of), feed)
+        self._agree = functools.partial(dataset.agree, gather)
+        self._agree()
+
+    def __iter__(self) -> Any:
+        if tf.executing_eagerly():
+            self._agree()
+        return super().__iter__()
 
 
 def files(
@@ -221,12 +252,9 @@ def _dataset(source: Source, map_: Map | None, order: Order) -> OrderedDataset:
     facts = (order.num_examples, order.batch_size, order.seed or 0, source.fingerprint())
 
     def repeated(repeats: int) -> OrderedDataset:
-        def local(range_of: RangeOf, own: Epochs) -> tf.data.Dataset:
-            return placed_batches(source, load, order, own, repeats, range_of, spans=True)
-
-        whole = placed_batches(
-            source, load, order, epochs, repeats, lambda total: (0, total), spans=False
-        )
+        make = functools.partial(placed_batches, source, load, order, epochs, repeats)
+        local = functools.partial(make, spans=True)
+        whole = make(lambda total: (0, total), spans=False)
         return OrderedDataset(whole, local, repeated, epochs, facts)
 
     return repeated(1)

@@ -17,7 +17,7 @@ from drumbeat.data.distributed import (
     WholeBatches,
     in_one_order,
 )
-from drumbeat.data.ordered import OrderedDataset
+from drumbeat.data.ordered import DistributedOrderedDataset, OrderedDataset
 from drumbeat.data.policies import shard
 from drumbeat.data.rows import BatchRows, Span
 from drumbeat.data.shares import Shares, cut
@@ -76,8 +76,9 @@ class Inputs:
             if self.rebalancer is not None and rank == 0:
                 logger.warning(_KEPT, ", ".join(map(str, self.shares.units)))
             shares = self.shares
-            placed = dataset.local_batches(lambda total: shares.rows_of(rank, total), self._gather)
-            return DistributedDataset(placed, self._placed)
+            return DistributedOrderedDataset(
+                dataset, lambda total: shares.rows_of(rank, total), self._placed, self._gather
+            )
         own = shard(dataset, rank, size, self._all_agree)
         if own is None:
             return DistributedDataset(in_one_order(dataset), self._whole)
