@@ -254,6 +254,12 @@ EPOCH_RESULT = Touch(
     parameters=("logs",),
     why="metrics at the end of an epoch or evaluation are those of all workers",
 )
+REDUCE_PER_REPLICA = Touch(
+    module=_TRAINER,
+    name="reduce_per_replica",
+    parameters=("values", "strategy", "reduction"),
+    why="what a step logs is the mean of virtual shards, which must not round for each worker",
+)
 CHECKPOINT_SAVE = Touch(
     module="keras.src.callbacks.model_checkpoint",
     name="ModelCheckpoint._save_model",

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.tf_internals import PerReplica
 from drumbeat.training import current
 
 _COPIES = "_drumbeat_copies"
@@ -26,6 +27,7 @@ START = "_drumbeat_start"
 def integrate() -> None:
     """Let each shard write to variables of its own."""
     touch.wrap(touch.VARIABLE_ASSIGN, _direct_assign)
+    touch.wrap(touch.REDUCE_PER_REPLICA, _reduce_per_replica)
 
 
 def _direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,6 +39,32 @@ def _direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(self, value)
 
     return direct_assign
+
+
+def _reduce_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        if reduction != "auto" or not isinstance(strategy, DataParallelStrategy):
+            return original(values, strategy, reduction)
+        return tf.nest.map_structure(
+            lambda value: _logged(value.values) if isinstance(value, PerReplica) else value, values
+        )
+
+    return reduce_per_replica
+
+
+def _logged(values: Sequence[Any]) -> Any:
+    """What a step logs of the values of a worker's shards."""
+    first = values[0]
+    if not isinstance(first, tf.Tensor | tf.Variable) or first.dtype == tf.string:
+        return first
+    if first.shape.is_fully_defined():
+        return _mean(values)
+    return first if first.shape.rank is None else tf.concat(values, 0)  # Values of rows.
+
+
+def _mean(values: Sequence[Any]) -> Any:
+    """The mean, as float64: it is to be rounded once, when that over all workers is taken."""
+    return tf.add_n([tf.cast(value, tf.float64) for value in values]) / len(values)
 
 
 class _ShardState:
@@ -148,10 +176,7 @@ def mean_of_shards(
     finally:
         for variable, copies in held:
             variable._value = copies[0]
-    return {
-        name: tf.reduce_mean(tf.stack([answer[name] for answer in answers]), axis=0)
-        for name in answers[0]
-    }
+    return {name: _mean([answer[name] for answer in answers]) for name in answers[0]}
 
 
 @contextlib.contextmanager

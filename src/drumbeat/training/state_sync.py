@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
-from drumbeat.collectives.communicator import Communicator
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.training import current, divergence, shard_state
 
@@ -76,7 +75,7 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(logs, dict) and logs.keys() == whole.keys():
             # Keras's own rule, for metrics of which some have several results.
             return whole
-        return _own_logs(logs, local, whole, strategy.communicator)
+        return _own_logs(logs, local, whole, strategy)
 
     return get_metrics_result_or_logs
 
@@ -295,7 +294,7 @@ def _by_name(results: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_logs(
-    logs: Any, local: dict[str, Any], whole: dict[str, Any], communicator: Communicator
+    logs: Any, local: dict[str, Any], whole: dict[str, Any], strategy: DataParallelStrategy
 ) -> Any:
     """The logs of a custom step, of all workers.
 
@@ -307,16 +306,23 @@ def _own_logs(
         logs: As the step returned them on this worker.
         local: Each metric's result on this worker.
         whole: Each metric's result over all workers.
-        communicator: Of the workers.
+        strategy: Of the workers.
     """
     if not isinstance(logs, dict):
         return logs
+    communicator = strategy.communicator
     scalars = sorted(name for name, value in logs.items() if _is_number(value))
-    named = [name in local and bool(np.all(local[name] == logs[name])) for name in scalars]
+    named = [
+        name in local and bool(np.all(np.asarray(local[name]) == np.asarray(logs[name])))
+        for name in scalars
+    ]
     if not scalars:
         return logs
     numbers = np.array([float(np.asarray(logs[name])) for name in scalars], np.float64)
     means = communicator.all_reduce_numpy(numbers, "sum") / communicator.size
+    if strategy.extended.exact:
+        # In float64 what the sum's order makes of it is far below float32's last bit.
+        means = means.astype(np.float32)
     are_metrics = communicator.all_reduce_numpy(np.array(named, np.int64), "min")
     return logs | {
         name: whole[name] if is_metric else mean
