@@ -64,8 +64,11 @@ def _explain_gradient(both: Comparison, difference: StepDifference) -> list[Find
                 "tf.nn.scale_regularization_loss does.",
             )
         ]
-    causes = [cause for make in (_batch_statistics, _random) if (cause := make(both, apart))]
-    return causes or [_unexplained(both, apart)]
+    known = [cause for make in (_batch_statistics, _random_op) if (cause := make(both, apart))]
+    if known:
+        return known
+    # Random layers draw alike unless used oddly, so they are suspects only where nothing else is.
+    return [_random_layer(both, apart) or _unexplained(both, apart)]
 
 
 def _too_large(both: Comparison, exactly: bool, step: int) -> Finding:
@@ -105,27 +108,32 @@ def _batch_statistics(both: Comparison, apart: str) -> Finding | None:
     )
 
 
-def _random(both: Comparison, apart: str) -> Finding | None:
-    layers, ops = both.many.facts(RANDOM_LAYER), both.many.facts(RANDOM_OP)
-    if ops:
-        return Finding(
-            kind="random",
-            what=f"{apart}.",
-            why=f"The step draws from TensorFlow's own stream ({some(ops)}), and every worker "
-            "draws for itself. The result is another training, usually as good.",
-            do="Draw with keras.random and a keras.random.SeedGenerator: then each row gets the "
-            "numbers that it gets on one worker.",
-        )
-    if layers:
-        return Finding(
-            kind="random",
-            what=f"{apart}.",
-            why=f"Layers draw random numbers ({some(layers)}). Each row gets those that it gets on "
-            "one worker if the first axis of what is drawn is the batch, and the same generator "
-            "draws in the same order; something here does not keep to that.",
-            do="Set their rate or strength to 0 once, to see whether the rest is the same.",
-        )
-    return None
+def _random_op(both: Comparison, apart: str) -> Finding | None:
+    ops = both.many.facts(RANDOM_OP)
+    if not ops:
+        return None
+    return Finding(
+        kind="random",
+        what=f"{apart}.",
+        why=f"The step draws from TensorFlow's own stream ({some(ops)}), and every worker "
+        "draws for itself. The result is another training, usually as good.",
+        do="Draw with keras.random and a keras.random.SeedGenerator: then each row gets the "
+        "numbers that it gets on one worker.",
+    )
+
+
+def _random_layer(both: Comparison, apart: str) -> Finding | None:
+    layers = both.many.facts(RANDOM_LAYER)
+    if not layers:
+        return None
+    return Finding(
+        kind="random",
+        what=f"{apart}.",
+        why=f"Layers draw random numbers ({some(layers)}). Each row gets those that it gets on "
+        "one worker if the first axis of what is drawn is the batch, and the same generator "
+        "draws in the same order; something here may not keep to that.",
+        do="Set their rate or strength to 0 once, to see whether the rest is the same.",
+    )
 
 
 def _unexplained(both: Comparison, apart: str) -> Finding:
