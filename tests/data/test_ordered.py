@@ -291,6 +291,7 @@ def test_prefetch_keeps_what_it_is(folder: Path) -> None:
         ({"batch_size": 0}, "batch_size is 0; expected a whole number above 0"),
         ({"batch_size": 2.5}, r"batch_size is 2\.5"),
         ({"shuffle": True}, "shuffle is True; expected None, or a whole number as the seed"),
+        ({"shuffle": "yes"}, "shuffle is 'yes'; expected None, or a whole number as the seed"),
         ({"shuffle": 0.5}, r"shuffle is 0\.5"),
         ({"map": 3}, "map is 3; expected a function"),
         ({"map": lambda a, b, c: a}, "map takes 3 arguments, a, b, c"),

@@ -223,10 +223,16 @@ def tfrecords(
     return _dataset(RecordSource(records), map, order)
 
 
+def _is_whole(value: object) -> bool:
+    if isinstance(value, float):
+        return value.is_integer()
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
 def _order(examples: int, batch_size: int, drop_remainder: bool, shuffle: int | None) -> Order:
-    if isinstance(batch_size, bool) or int(batch_size) != batch_size or batch_size < 1:
+    if not _is_whole(batch_size) or batch_size < 1:
         raise DataError(f"batch_size is {batch_size!r}; expected a whole number above 0.")
-    if isinstance(shuffle, bool) or not (shuffle is None or int(shuffle) == shuffle):
+    if not (shuffle is None or _is_whole(shuffle)):
         raise DataError(
             f"shuffle is {shuffle!r}; expected None, or a whole number as the seed of the order, "
             "such as shuffle=1."
