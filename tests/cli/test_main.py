@@ -45,7 +45,10 @@ def test_version_and_help(tmp_path):
         (["run", "--nodes", "2", "--node-rank", "2", "train.py"], "expected 0 to 1"),
         (["run", "--run-dir", "train.py/x", "train.py"], "The run's folder train.py/x can't be"),
         (["run", "-n", "2"], "Missing argument"),
+        (["run", "--exact", "4", "train.py"], "Use --exact-shards 4 for that many"),
         (["ran", "train.py"], "No such command 'ran'"),
+        (["train.py", "-n", "2"], "train.py is not a command; expected run or check"),
+        (["-n", "2", "train.py"], "the script: drumbeat run -n 2 train.py"),
     ],
 )
 def test_a_mistake_is_explained_without_a_traceback(tmp_path, arguments, message):

@@ -147,8 +147,13 @@ def test_run_names_are_safe(command, is_module, name):
 def test_options_after_the_script_are_pointed_out(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("")
-    for args, told in (((str(script), "-n", "2"), True), ((str(script), "--epochs", "2"), False)):
-        planned = plan_run(RunArguments(command=args), {}, cpus=2, now=NOW)
+    for more, told in (
+        (("-n", "2"), True),
+        (("--exact",), True),
+        (("--shares=2,1",), True),
+        (("--epochs", "2"), False),
+    ):
+        planned = plan_run(RunArguments(command=(str(script), *more)), {}, cpus=2, now=NOW)
         assert any("before the script" in note for note in planned.notes) is told
     many = plan_run(RunArguments(command=(str(script), "-n", "2"), workers=2), {}, cpus=2, now=NOW)
     assert not any("before the script" in note for note in many.notes)

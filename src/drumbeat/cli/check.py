@@ -26,6 +26,7 @@ from drumbeat.launch.settings import RunArguments
 from drumbeat.launch.start import LIMIT_CODE, allowed_cpus, supervise
 
 DEFAULT_TIMEOUT_S = 600.0
+DEFAULT_WORKERS = 2
 MAX_STEPS = 1000
 # How long to wait for what may never come, see `_Enough`.
 FOLLOW_S = 10.0
@@ -67,12 +68,12 @@ def check(
     ],
     workers: Annotated[
         int, typer.Option("-n", "--workers", metavar="N", help="Workers to compare with one.")
-    ] = 2,
+    ] = DEFAULT_WORKERS,
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", help="Optimizer steps to compare.")
     ] = 5,
     module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")
+        bool, typer.Option("-m", "--module", metavar="", help="SCRIPT is the name of a module.")
     ] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="For each of the runs.")
@@ -91,6 +92,9 @@ def check(
     when they do, within rounding, and 1 when not.
     """
     plan = _plan(tuple(command), module, workers, steps, timeout, run_dir)
+    absent = {"-n", "--workers"} if workers == DEFAULT_WORKERS else set()
+    if late := settings.note_on_late_options("check", command, absent):
+        print(late, flush=True)
     raise typer.Exit(_check(plan))
 
 

@@ -15,7 +15,27 @@ def main() -> None:
     from drumbeat.errors import DrumbeatError
 
     try:
+        _check_first(sys.argv[1:])
         app(prog_name="drumbeat")
     except DrumbeatError as error:
         print(f"drumbeat: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _check_first(words: list[str]) -> None:
+    """Says what is missing where a script or an option of `run` comes first.
+
+    Raises:
+        ConfigError: There is no command.
+    """
+    from drumbeat.errors import ConfigError
+
+    first = words[0] if words else ""
+    # typer's own message would know neither of the commands that have the option.
+    is_option = first.startswith("-") and first not in ("--help", "--version")
+    if is_option or first.endswith(".py"):
+        script = first if first.endswith(".py") else "train.py"
+        raise ConfigError(
+            f"{first} is not a command; expected run or check, then its options, then the "
+            f"script: drumbeat run -n 2 {script}"
+        )

@@ -39,7 +39,13 @@ def _show_version(value: bool) -> None:
 def _top(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version",
+            metavar="",
+            callback=_show_version,
+            is_eager=True,
+            help="Show the version.",
+        ),
     ] = False,
 ) -> None:
     """Train the Keras script you already have on many workers."""
@@ -63,7 +69,7 @@ def run(
         typer.Option("-n", "--workers", metavar="N", help="Workers on this machine (default 1)."),
     ] = None,
     module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module.")
+        bool, typer.Option("-m", "--module", metavar="", help="SCRIPT is the name of a module.")
     ] = False,
     ps: Annotated[
         Number,
@@ -108,6 +114,7 @@ def run(
         bool,
         typer.Option(
             "--exact",
+            metavar="",  # typer would show <bool>, as if a value could follow
             help="The same bytes for 1, 2, 4 or 8 workers; slower.",
             rich_help_panel=_SAME,
         ),
@@ -152,6 +159,7 @@ def run(
         bool,
         typer.Option(
             "--keep-tf-strategies",
+            metavar="",
             help="Leave TensorFlow's MultiWorkerMirroredStrategy alone.",
             rich_help_panel=_SELDOM,
         ),

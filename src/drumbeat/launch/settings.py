@@ -8,7 +8,7 @@ the log which of them decided, where that is not obvious.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -128,9 +128,6 @@ class _Place:
     notes: tuple[str, ...] = ()
 
 
-_OURS = {"-n", "--workers", "--nodes", "--node-rank"}
-
-
 def plan_run(
     arguments: RunArguments, env: Mapping[str, str], *, cpus: int, now: datetime
 ) -> RunSettings:
@@ -159,11 +156,8 @@ def plan_run(
     if place.nodes == 1 and not place.lone_task:
         _check_shares(workers, shares, arguments.exact)
     notes = [*place.notes]
-    if arguments.workers is None and not place.platform and _OURS & set(arguments.command[1:]):
-        notes.append(
-            "What follows the script belongs to it, also -n: this runs on one worker. Put "
-            f"drumbeat's options before the script: drumbeat run -n 2 {arguments.command[0]}"
-        )
+    if late := note_on_late_options("run", arguments.command, _absent(arguments, place)):
+        notes.append(late)
     if place.lone_task:
         if workers > 1 or ps:
             raise ConfigError(
@@ -209,6 +203,29 @@ def run_name(arguments: RunArguments, now: datetime) -> str:
     return f"{safe[:80]}-{now:%Y%m%d-%H%M%S}"
 
 
+def _absent(arguments: RunArguments, place: _Place) -> set[str]:
+    """Options that were not given and that one expects to act wherever they are."""
+    absent = set()
+    if arguments.workers is None and not place.platform:
+        absent |= {"-n", "--workers", "--nodes", "--node-rank"}
+    if arguments.exact is None and not arguments.shares:
+        absent |= {"--exact", "--exact-shards", "--shares"}
+    return absent
+
+
+def note_on_late_options(verb: str, command: Sequence[str], absent: Collection[str]) -> str:
+    """Says that an option in `absent`, not given before the script, follows it; else ""."""
+    for word in command[1:]:
+        name = word.split("=")[0]
+        if name in absent:
+            return (
+                f"What follows the script belongs to it, also {name}, which drumbeat does not act "
+                "on there. drumbeat's options come before the script: "
+                f"drumbeat {verb} {name} … {command[0]}"
+            )
+    return ""
+
+
 def check_command(arguments: RunArguments) -> None:
     """Looks whether there is something to run.
 
@@ -226,6 +243,11 @@ def check_command(arguments: RunArguments) -> None:
             )
         return
     path = Path(name)
+    if arguments.exact and name.isdecimal() and not path.exists():
+        raise ConfigError(
+            f"--exact takes no number, so {name} would be the script. Use --exact-shards {name} "
+            "for that many virtual shards."
+        )
     if path.is_dir():
         raise ConfigError(f"{name} is a folder; expected a Python script.")
     if not path.exists():
