@@ -85,15 +85,16 @@ def print_summary(
     """What came out and where it is."""
     table = Table(title="Handwritten digits", show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table.add_column()
     table.add_row("workers", str(workers))
     table.add_row("test accuracy", f"{accuracy:.4f}")
     speed = "not measured: needs 2 epochs or more" if rate is None else f"{rate:,.0f} examples/s"
     table.add_row("training speed", speed)
-    for name, path in files.items():
-        table.add_row(name, str(path))
-    table.add_row("look at it", f"tensorboard --logdir {files['TensorBoard']}")
     Console().print(table)
+    # Paths stay outside of the table, which would break them over lines.
+    for name, path in files.items():
+        print(f"{name}: {path}")
+    print(f"Look at it: tensorboard --logdir {files['TensorBoard']}")
 
 
 def main() -> None:
