@@ -170,6 +170,12 @@ STEP_FUNCTION = Touch(
     parameters=("step_function",),
     why="a worker without rows runs the step on a stand-in row",
 )
+PREDICT_STEP = Touch(
+    module=_TRAINER,
+    name="TensorFlowTrainer.predict_step",
+    parameters=("data",),
+    why="a worker without rows predicts for a stand-in row and leaves it out",
+)
 VARIABLE_ASSIGN = Touch(
     module="keras.src.backend.tensorflow.core",
     name="Variable._direct_assign",

@@ -9,6 +9,7 @@ zeros, whose gradients, metrics and statistics are then left out.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,27 +21,49 @@ from drumbeat.training import current
 
 
 def integrate() -> None:
-    """Give train and test steps a stand-in row where they have none."""
+    """Give train, test and predict steps a stand-in row where they have none."""
     touch.wrap(touch.STEP_FUNCTION, _make_function)
+    touch.wrap(touch.PREDICT_STEP, _predict_step)
     touch.wrap(touch.VARIABLE_ASSIGN, _direct_assign)
     touch.wrap(touch.BATCH_MOMENTS, _moments)
 
 
 def _make_function(original: Callable[..., Any]) -> Callable[..., Any]:
     def make_function(self: Any, step_function: Callable[..., Any]) -> Any:
-        def step(batch: Any) -> Any:
-            strategy = current.in_replica()
-            rows = num_rows(batch)
-            if strategy is None or rows is None or (isinstance(rows, int) and rows > 0):
-                return step_function(batch)
-            absent = tf.equal(rows, 0)
-            batch = tf.nest.map_structure(lambda leaf: _stand_in(leaf, absent), batch)
-            with strategy.extended.standing_in(absent):
-                return step_function(batch)
-
-        return original(self, step)
+        return original(self, lambda batch: _with_rows(step_function, batch)[0])
 
     return make_function
+
+
+def _predict_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    def predict_step(self: Any, data: Any) -> Any:
+        outputs, absent = _with_rows(functools.partial(original, self), data)
+        if absent is None:
+            return outputs
+        return tf.nest.map_structure(lambda leaf: _left_out(leaf, absent), outputs)
+
+    return predict_step
+
+
+def _with_rows(step_function: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
+    """What the step returns for `batch`, or for a row of zeros if it has none; and if it hasn't.
+
+    The latter is a bool tensor, or None where the batch surely has rows.
+    """
+    strategy = current.in_replica()
+    rows = num_rows(batch)
+    if strategy is None or rows is None or (isinstance(rows, int) and rows > 0):
+        return step_function(batch), None
+    absent = tf.equal(rows, 0)
+    batch = tf.nest.map_structure(lambda leaf: _stand_in(leaf, absent), batch)
+    with strategy.extended.standing_in(absent):
+        return step_function(batch), absent
+
+
+def _left_out(output: Any, absent: Any) -> Any:
+    if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
+        return output
+    return output[: tf.where(absent, 0, tf.shape(output)[0])]
 
 
 def _stand_in(leaf: Any, absent: Any) -> Any:
