@@ -24,6 +24,9 @@ SCRIPT = Path(__file__).with_name("drawn_cases.py")
 # Of an array's largest entry. In float64 a few units in the last place are what it comes to.
 TOLERANCES = {"float64": 1e-11, "float32": 1e-4}
 BATCH_OF_CASES = 100
+# Cases of seed 1 like those that have found something, on workers of which some have no rows:
+# a sum of losses beside BatchNormalization, and predict layer by layer.
+FOUND = (572, 392)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +61,7 @@ def train(folder: Path, seed: int, way: Way, indices: Sequence[int]) -> None:
     own = folder / way.name
     own.mkdir()
     command = [sys.executable, "-m", "drumbeat", "run", "-n", str(way.workers), *way.options]
+    command += ["--collective-timeout", "60"]  # a worker whose case fails leaves the others waiting
     command += ["--run-dir", str(own / "run"), str(SCRIPT), str(own), str(seed)]
     command += map(str, indices)
     done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
@@ -152,7 +156,8 @@ def test_drawn_cases_are_the_same_on_several_workers(tmp_path: Path) -> None:
         return
     # The same cases at each run, each on one number of workers: more take longer.
     ways = [EQUAL[0], EQUAL[0], UNEVEN[1], EQUAL[0], EQUAL[0], EQUAL[2]]
-    compare(tmp_path, 1, {index: [ways[index % len(ways)]] for index in range(24)})
+    planned = {index: [ways[index % len(ways)]] for index in range(22)}
+    compare(tmp_path, 1, planned | dict.fromkeys(FOUND, [EQUAL[0]]))
 
 
 @pytest.mark.slow
