@@ -312,8 +312,9 @@ def _timeout_message(
     waited = f"worker {rank} waited {waited_s:.3g} s in {call}"
     if silent and arriving:
         return (
-            f"{waited} for {workers(silent)}, which never came. Look into the log of "
-            f"{workers(silent)}, or allow more time (now {timeout_s:g} s)."
+            f"{waited} for {workers(silent)}, which never came. Does the script call fit, evaluate "
+            "or the like on some workers only (if chief:)? All have to. Otherwise look into the "
+            f"log of {workers(silent)}, or allow more time (--collective-timeout, now {timeout_s:g} s)."
         )
     if silent:
         return (
