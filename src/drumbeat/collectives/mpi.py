@@ -314,7 +314,8 @@ def _timeout_message(
         return (
             f"{waited} for {workers(silent)}, which never came. Does the script call fit, evaluate "
             "or the like on some workers only (if chief:)? All have to. Otherwise look into the "
-            f"log of {workers(silent)}, or allow more time (--collective-timeout, now {timeout_s:g} s)."
+            f"log of {workers(silent)}, or allow more time (--collective-timeout, now "
+            f"{timeout_s:g} s)."
         )
     if silent:
         return (
