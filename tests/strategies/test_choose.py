@@ -54,7 +54,8 @@ def test_a_ps_task_takes_no_part() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("exact=0", "1 workers can't share 0 virtual shards"),
+        ("exact=0", "exact is 0; expected the number of virtual shards"),
+        ("exact=True", "exact is True; expected the number of virtual shards"),
         ("exact=4, shares=[2, 1]", "shares are for 2 workers"),
         ("exact=4, shares='fast'", "expected a whole number above 0 for each worker"),
         ("exact=4, shares=[1.5]", "expected a whole number"),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from drumbeat.cluster import ClusterSpec, Identity
-from drumbeat.cluster.identity import AUTO_SHARES
+from drumbeat.cluster.identity import AUTO_SHARES, EXACT_SHARDS
 from drumbeat.collectives.choose import communicator
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.data.shares import Shares
@@ -106,6 +106,7 @@ def _data_parallel(
         if note:
             logger.warning(note)
     if exact is not None:
+        _check_exact(exact)
         same_bytes_everywhere()
     joined = _communicator(cluster, identity)
     return DataParallelStrategy(
@@ -115,6 +116,14 @@ def _data_parallel(
         measure_shares=shares == AUTO_SHARES,
         exact=exact,
     )
+
+
+def _check_exact(given: object) -> None:
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ConfigError(
+            f"exact is {given!r}; expected the number of virtual shards, a whole number above 0 "
+            f"such as {EXACT_SHARDS}."
+        )
 
 
 def _shares(given: Sequence[int] | str) -> Shares:
