@@ -57,7 +57,9 @@ def test_a_ps_task_takes_no_part() -> None:
         ("exact=0", "exact is 0; expected the number of virtual shards"),
         ("exact=True", "exact is True; expected the number of virtual shards"),
         ("exact=4, shares=[2, 1]", "shares are for 2 workers"),
-        ("exact=4, shares='fast'", "expected a whole number above 0 for each worker"),
+        ("exact=4, shares='fast'", "expected a whole number from 1 to 1000000 for each worker"),
+        ("shares=[2, -1]", "shares are [2, -1]"),
+        ("shares=['a']", "shares are ['a']"),
         ("exact=4, shares=[1.5]", "expected a whole number"),
     ],
 )

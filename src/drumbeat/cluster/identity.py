@@ -13,6 +13,8 @@ from drumbeat.errors import ConfigError
 
 COLLECTIVES = ("mpi", "tensorflow")
 AUTO_SHARES = "auto"
+MAX_SHARE = 1_000_000
+"""Rows times shares stay within 64 bits."""
 EXACT_SHARDS = 8
 """Virtual shards of exact mode where nobody says how many."""
 
@@ -116,7 +118,7 @@ def parse_shares(text: str) -> tuple[int, ...] | str | None:
     """Inverse of `shares_text`: "2,1", "auto" or "".
 
     Raises:
-        ConfigError: Something else, or a share below 1.
+        ConfigError: Something else, or a share below 1 or above `MAX_SHARE`.
     """
     if text in ("", AUTO_SHARES):
         return text or None
@@ -124,10 +126,10 @@ def parse_shares(text: str) -> tuple[int, ...] | str | None:
         shares = tuple(int(part) for part in text.split(","))
     except ValueError:
         shares = (0,)
-    if min(shares) < 1:
+    if min(shares) < 1 or max(shares) > MAX_SHARE:
         raise ConfigError(
-            f"shares are {text!r}; expected a whole number above 0 for each worker, such as 2,1 "
-            "where the first takes twice as many rows as the second, or auto."
+            f"shares are {text!r}; expected a whole number from 1 to {MAX_SHARE} for each worker, "
+            "such as 2,1 where the first takes twice as many rows as the second, or auto."
         )
     return shares
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import numbers
 import os
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from drumbeat.cluster import ClusterSpec, Identity
-from drumbeat.cluster.identity import AUTO_SHARES, EXACT_SHARDS
+from drumbeat.cluster.identity import AUTO_SHARES, EXACT_SHARDS, MAX_SHARE
 from drumbeat.collectives.choose import communicator
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.data.shares import Shares
@@ -49,6 +50,8 @@ def strategy(
         CollectiveError: The other workers can't be reached.
     """
     env = os.environ if env is None else env
+    if shares is not None and shares != AUTO_SHARES:
+        _shares(shares)
     cluster = ClusterSpec.from_env(env)
     identity = Identity.from_env(env)
     alone = cluster is None or (identity is None and cluster.world_size == 1)
@@ -127,12 +130,18 @@ def _check_exact(given: object) -> None:
 
 
 def _shares(given: Sequence[int] | str) -> Shares:
-    if isinstance(given, str) or not given or any(int(n) != n or n < 1 for n in given):
+    if isinstance(given, str) or not given or not all(map(_is_share, given)):
         raise ConfigError(
-            f"shares are {given!r}; expected a whole number above 0 for each worker, such as "
-            f"[2, 1], or {AUTO_SHARES!r}."
+            f"shares are {given!r}; expected a whole number from 1 to {MAX_SHARE} for each worker, "
+            f"such as [2, 1], or {AUTO_SHARES!r}."
         )
     return Shares.of([int(n) for n in given])
+
+
+def _is_share(number: object) -> bool:
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral):
+        return False
+    return 1 <= int(number) <= MAX_SHARE
 
 
 def _communicator(cluster: ClusterSpec | None, identity: Identity | None) -> Communicator:
