@@ -66,13 +66,15 @@ def accuracies_in(output: str) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "workers"),
     [
-        *[pytest.param(name, 1, id=f"{name}-alone") for name in PROGRAMS],
-        *[pytest.param(name, 2, id=f"{name}-2") for name in ("numpy", "dataset", "strategy")],
+        pytest.param("multi_worker", 1, id="multi_worker-alone"),
+        pytest.param("dataset", 2, id="dataset-2"),
+        pytest.param("strategy", 2, id="strategy-2"),
         pytest.param("multi_worker", 3, id="multi_worker-3"),
         *[
-            pytest.param(name, 3, id=f"{name}-3", marks=pytest.mark.slow)
+            pytest.param(name, workers, id=f"{name}-{workers}-slow", marks=pytest.mark.slow)
             for name in PROGRAMS
             if name != "multi_worker"
+            for workers in (1, 2, 3)
         ],
     ],
 )

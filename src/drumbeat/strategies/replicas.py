@@ -29,6 +29,7 @@ class Replica:
             tensor; None where it surely has some.
         lockstep: Where it meets the other replicas of this worker; None when it is alone.
         has_batch: Whether there is a batch among what it was given.
+        known_rows: The rows of that batch, where Python knows them.
     """
 
     def __init__(
@@ -37,12 +38,13 @@ class Replica:
         find_span: Callable[[], Span],
         lockstep: Lockstep | None,
         *,
-        has_batch: bool = True,
+        rows: Any = None,
     ) -> None:
         self.number = number
         self.absent: Any = None
         self.lockstep = lockstep
-        self.has_batch = has_batch
+        self.has_batch = rows is not None
+        self.known_rows = rows if isinstance(rows, int) else None
         self._find_span = find_span
         self._spans: dict[Any, Span] = {}
 
@@ -99,13 +101,12 @@ class Replicas:
         if self._lockstep:
             fn = self._lift(fn) if calls_graph else functools.partial(self._run_shards, fn)
             return fn(*args, **kwargs)
-        rows = num_rows((args, kwargs))
-        has_batch = rows is not None
-        if calls_graph and has_batch:
+        rows = here = num_rows((args, kwargs))
+        if calls_graph and rows is not None:
             # The graph serves batches of other sizes as well: it must not keep this number.
             self._rows.local.assign(rows)
-            rows = self._rows.local
-        replica = Replica(self.first, lambda: self._rows.span(rows), None, has_batch=has_batch)
+            here = self._rows.local
+        replica = Replica(self.first, lambda: self._rows.span(here), None, rows=rows)
         return self._as(replica, fn, args, kwargs)
 
     def _as(self, replica: Replica, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -148,7 +149,7 @@ class Replicas:
                 self.first + index,
                 functools.partial(split.span, index, rows),
                 lockstep,
-                has_batch=rows is not None,
+                rows=rows,
             )
             bodies.append(functools.partial(self._as, replica, fn, own_args, own_kwargs))
         return _regroup(lockstep.run(bodies))

@@ -224,7 +224,7 @@ def _part(dims: Sequence[Any], *, reshaped: bool = False) -> Part | None:
     if strategy is None or not dims:
         return None
     span, replicas = strategy.extended.span(), strategy.extended.replicas
-    here = tf.get_static_value(span.rows)
+    here = None if replicas.current is None else replicas.current.known_rows
     if isinstance(dims[0], int):
         if replicas.current is not None and not replicas.current.has_batch:
             return _equal_share(dims[0], replicas.current.number, replicas.total)
