@@ -382,6 +382,11 @@ def thread_state() -> Callable[[], None]:
     return adopt
 
 
+def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The variables that a built `optimizer` updates."""
+    return list(optimizer._trainable_variables)
+
+
 def inner_metrics(metric: keras.Metric) -> list[keras.Metric]:
     """The metrics that `metric` holds, such as the one that stands for all given to compile()."""
     held = metric.metrics if isinstance(metric, CompileMetrics) else metric._metrics

@@ -72,7 +72,7 @@ def load(folder: Path, name: str, rank: int) -> dict[str, np.ndarray]:
 
 
 DIFFERENT = """
-import keras, numpy as np, drumbeat
+import keras, numpy as np, tensorflow as tf, drumbeat
 keras.utils.set_random_seed(1)
 strategy = drumbeat.strategy(exact=4)
 assert strategy.num_replicas_in_sync == 4
@@ -81,6 +81,14 @@ with strategy.scope():
     model.compile("sgd", "mse")
 x = np.arange(40, dtype="float32").reshape(10, 4)
 model.fit(x, x[:, :1], batch_size=5, epochs=2, verbose=0)
+batches = tf.data.Dataset.from_tensor_slices(x).batch(5)
+totals = tf.function(lambda rows, scale: strategy.run(weigh, args=(rows,), kwargs={"scale": scale}))
+def weigh(rows, scale):
+    return tf.reduce_sum(rows * scale)
+scale = tf.constant([1.0, 2.0, 3.0, 4.0])
+for rows in strategy.experimental_distribute_dataset(batches):
+    total = strategy.reduce("SUM", totals(rows, scale), axis=None)
+assert float(total) == float(tf.reduce_sum(x[5:] * scale)), total
 print("weights", model.get_weights()[0].tobytes().hex())
 """
 

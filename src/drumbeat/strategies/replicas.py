@@ -205,10 +205,12 @@ class _Split:
         def part(leaf: Any) -> Any:
             if isinstance(leaf, PerReplica):
                 return leaf.values[index]
-            own = None if self.bounds is None else num_rows(leaf)
-            if own is None or (isinstance(own, int) and own != self._rows):
+            own = num_rows(leaf)
+            if self.bounds is None or own is None:
                 return leaf
-            assert self.bounds is not None  # noqa: S101
+            # A known number is no batch's where that of the batch is unknown.
+            if isinstance(own, int) and not (isinstance(self._rows, int) and own == self._rows):
+                return leaf
             offset = self._worker.start
             start, stop = self.bounds[index] - offset, self.bounds[index + 1] - offset
             whole = tf.equal(tf.cast(own, tf.int64), self._worker.rows)

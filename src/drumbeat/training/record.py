@@ -119,7 +119,7 @@ class Recorder:
             if self._here.in_apply:  # the optimizer within a LossScaleOptimizer
                 return original(optimizer, grads, trainable_variables)
             grads = list(grads)
-            variables = list(trainable_variables or optimizer._trainable_variables)
+            variables = list(trainable_variables or touch.trained_by(optimizer))
             before = [tf.identity(tf.convert_to_tensor(v)) for v in variables]
             loss = self._loss_of(optimizer, variables)
             numbers = (loss, _learning_rate(optimizer), _loss_scale(optimizer))
