@@ -82,7 +82,9 @@ with strategy.scope():
 x = np.arange(40, dtype="float32").reshape(10, 4)
 model.fit(x, x[:, :1], batch_size=5, epochs=2, verbose=0)
 batches = tf.data.Dataset.from_tensor_slices(x).batch(5)
-totals = tf.function(lambda rows, scale: strategy.run(weigh, args=(rows,), kwargs={"scale": scale}))
+@tf.function(input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([4])])
+def totals(rows, scale):
+    return strategy.run(weigh, args=(rows,), kwargs={"scale": scale})
 def weigh(rows, scale):
     return tf.reduce_sum(rows * scale)
 scale = tf.constant([1.0, 2.0, 3.0, 4.0])
