@@ -23,6 +23,18 @@ def cut(part: Any, parts: Any, num_rows: Any) -> Any:
     return (part * num_rows + parts - 1) // parts
 
 
+def range_of(bounds: Any, rank: int, num_rows: Any) -> tuple[Any, Any]:
+    """The half-open range of rows that `rank` takes, see `Shares.rows_of`.
+
+    Args:
+        bounds: As `Shares.bounds`, or an integer tensor like it.
+        rank: A worker.
+        num_rows: Of the global batch, an int or an integer tensor.
+    """
+    parts = bounds[-1]
+    return cut(bounds[rank], parts, num_rows), cut(bounds[rank + 1], parts, num_rows)
+
+
 @dataclass(frozen=True)
 class Shares:
     """How much of each global batch each worker takes.
@@ -49,13 +61,6 @@ class Shares:
         """Where each rank's units start, counted from rank 0's; the total at the end."""
         return (0, *itertools.accumulate(self.units))
 
-    def start_of(self, rank: int, num_rows: Any) -> Any:
-        """The first row of `rank` in a global batch of `num_rows` rows, an int or a tensor.
-
-        `start_of(world_size, num_rows)` is `num_rows`.
-        """
-        return cut(self.bounds[rank], self.bounds[-1], num_rows)
-
     def rows_of(self, rank: int, num_rows: Any) -> tuple[Any, Any]:
         """The half-open range `[start, stop)` of rows that `rank` takes; may be empty.
 
@@ -63,4 +68,4 @@ class Shares:
         and cover exactly `num_rows` rows. With equal units they differ in length by
         at most one.
         """
-        return self.start_of(rank, num_rows), self.start_of(rank + 1, num_rows)
+        return range_of(self.bounds, rank, num_rows)

@@ -20,7 +20,7 @@ from drumbeat.data.distributed import (
 from drumbeat.data.ordered import DistributedOrderedDataset, OrderedDataset
 from drumbeat.data.policies import shard
 from drumbeat.data.rows import BatchRows, Span
-from drumbeat.data.shares import Shares, cut
+from drumbeat.data.shares import Shares, range_of
 from drumbeat.errors import ConfigError
 from drumbeat.strategies.rebalance import Rebalancer
 
@@ -107,7 +107,7 @@ class Inputs:
             self.rebalancer.end()
             self.rebalancer.begin()
         bounds = tf.convert_to_tensor(self._bounds)
-        return cut(bounds[rank], bounds[-1], total), cut(bounds[rank + 1], bounds[-1], total)
+        return range_of(bounds, rank, total)
 
     def _agree_on_rows(self, rows: Any) -> Span:
         everyones = self._communicator.all_gather(rows[None])
