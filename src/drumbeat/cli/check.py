@@ -180,6 +180,7 @@ def _run(plan: Plan, workers: int, name: str, *, nudge: bool = False) -> Run:
                 run_dir=str(folder),
                 seed=_SEED,
                 collective_timeout_s=plan.timeout_s,
+                max_restarts=0,  # a failure is what is looked for
             ),
             {**plan.environ, **recording.to_env()},
             argv=sys.argv,

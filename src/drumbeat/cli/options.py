@@ -11,6 +11,7 @@ import typer
 from drumbeat import __version__
 from drumbeat.cli.check import check
 from drumbeat.cluster.identity import EXACT_SHARDS
+from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
 from drumbeat.launch import parent, settings
 from drumbeat.launch.start import run_job
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 
 _MACHINES = "On several machines"
 _SAME = "The same model, to the bit or on uneven machines"
+_FAILURES = "When something fails"
 _SELDOM = "Seldom needed"
 # Optional, not `X | None`: typer evaluates these at run time, on Python 3.10 too.
 Number = Optional[int]  # noqa: UP045
@@ -146,6 +148,25 @@ def run(
             rich_help_panel=_SAME,
         ),
     ] = None,
+    max_restarts: Annotated[
+        Number,
+        typer.Option(
+            "--max-restarts",
+            metavar="N",
+            help="Start failed workers again, this often without progress in between "
+            f"(default {DEFAULT_MAX_RESTARTS}; 0: never).",
+            rich_help_panel=_FAILURES,
+        ),
+    ] = None,
+    rejoin_timeout: Annotated[
+        float,
+        typer.Option(
+            "--rejoin-timeout",
+            metavar="SECONDS",
+            help="How long the other machines wait for one that was lost.",
+            rich_help_panel=_FAILURES,
+        ),
+    ] = settings.DEFAULT_REJOIN_TIMEOUT_S,
     collectives: Annotated[
         str,
         typer.Option(
@@ -204,6 +225,8 @@ def run(
         seed=seed,
         start_timeout_s=start_timeout,
         collective_timeout_s=collective_timeout,
+        max_restarts=max_restarts,
+        rejoin_timeout_s=rejoin_timeout,
     )
     raise typer.Exit(
         run_job(arguments, dict(os.environ), argv=sys.argv, preload=parent.DEFAULT_PRELOAD)

@@ -81,6 +81,7 @@ def describe_run(
         "nodes": settings.nodes,
         "workers": settings.workers,
         "ps": settings.ps,
+        "max_restarts": settings.max_restarts,
         "started": started,
         "versions": {
             "python": platform.python_version(),

@@ -130,6 +130,7 @@ class Meeting:
                 "exact": str(settings.exact),
                 "shares": shares_text(settings.shares),
                 "seed": str(settings.seed),
+                "max_restarts": str(settings.max_restarts),
             },
             interface=_interface(host),
         )

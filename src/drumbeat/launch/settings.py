@@ -13,15 +13,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from drumbeat.cluster.address import parse_address
 from drumbeat.cluster.identity import parse_shares, shares_text
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.cluster.wording import listed, shown
+from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
 from drumbeat.errors import ConfigError
+from drumbeat.launch.place import Place, find_place, token_of
 
 COLLECTIVES_CHOICES = ("auto", "mpi", "tensorflow")
 DEFAULT_START_TIMEOUT_S = 300.0
 DEFAULT_COLLECTIVE_TIMEOUT_S = 600.0
+DEFAULT_REJOIN_TIMEOUT_S = 600.0
+"""Clouds and Kubernetes take minutes to replace a machine, and wait up to five between tries."""
 MAX_PROCESSES = 1024
 EXACT_SEED = 0
 """Exact mode promises the same bytes for any number of workers, so also run after run."""
@@ -47,6 +50,8 @@ class RunArguments:
         seed: Of Python, NumPy and TensorFlow before the script starts.
         start_timeout_s: Deadline for everything before the script starts.
         collective_timeout_s: Deadline of one collective.
+        max_restarts: Restarts in a row without progress; 0 for none.
+        rejoin_timeout_s: How long the others wait for a lost node.
     """
 
     command: tuple[str, ...]
@@ -64,6 +69,8 @@ class RunArguments:
     seed: int | None = None
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
+    max_restarts: int | None = None
+    rejoin_timeout_s: float = DEFAULT_REJOIN_TIMEOUT_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +96,8 @@ class RunSettings:
         seed: Alike on all workers; None for a new one each run.
         start_timeout_s: Deadline for everything before the script starts.
         collective_timeout_s: Deadline of one collective.
+        max_restarts: Restarts in a row without progress, 0 where nothing restarts.
+        rejoin_timeout_s: How long the others wait for a lost node.
         platform: The cluster that TF_CONFIG described, if it decided the nodes.
         lone_task: This process is a ps or an evaluator of the platform's
             cluster: the script runs once, outside the synchronous training.
@@ -113,16 +122,8 @@ class RunSettings:
     seed: int | None
     start_timeout_s: float
     collective_timeout_s: float
-    platform: ClusterSpec | None = None
-    lone_task: Task | None = None
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    nodes: int = 1
-    node_rank: int = 0
-    rendezvous: tuple[str, int] | None = None
+    max_restarts: int
+    rejoin_timeout_s: float
     platform: ClusterSpec | None = None
     lone_task: Task | None = None
     notes: tuple[str, ...] = ()
@@ -149,7 +150,7 @@ def plan_run(
         )
     _check_numbers(arguments)
     check_command(arguments)
-    place = _place(arguments, env)
+    place = find_place(arguments, env)
     ps = arguments.ps or 0
     workers = 1 if arguments.workers is None else arguments.workers
     shares = parse_shares(arguments.shares or "")
@@ -179,7 +180,7 @@ def plan_run(
         nodes=place.nodes,
         node_rank=place.node_rank,
         rendezvous=place.rendezvous,
-        token=_token(place, env),
+        token=token_of(place, env),
         run_dir=Path(arguments.run_dir) if arguments.run_dir else None,
         run_name=run_name(arguments, now),
         collectives=arguments.collectives,
@@ -189,10 +190,26 @@ def plan_run(
         seed=EXACT_SEED if arguments.exact and arguments.seed is None else arguments.seed,
         start_timeout_s=arguments.start_timeout_s,
         collective_timeout_s=arguments.collective_timeout_s,
+        max_restarts=_max_restarts(arguments, place, notes),
+        rejoin_timeout_s=arguments.rejoin_timeout_s,
         platform=place.platform,
         lone_task=place.lone_task,
         notes=tuple(notes),
     )
+
+
+def _max_restarts(arguments: RunArguments, place: Place, notes: list[str]) -> int:
+    """How often; 0 where there is anything but workers that train synchronously."""
+    on_platform = place.platform is not None and "ps" in place.platform.jobs
+    if place.lone_task or arguments.ps or on_platform:
+        if arguments.max_restarts:
+            notes.append(
+                f"--max-restarts {arguments.max_restarts} has no effect: parameter servers and "
+                "evaluators hold state that no snapshot has."
+            )
+        return 0
+    given = arguments.max_restarts
+    return DEFAULT_MAX_RESTARTS if given is None else given
 
 
 def run_name(arguments: RunArguments, now: datetime) -> str:
@@ -203,7 +220,7 @@ def run_name(arguments: RunArguments, now: datetime) -> str:
     return f"{safe[:80]}-{now:%Y%m%d-%H%M%S}"
 
 
-def _absent(arguments: RunArguments, place: _Place) -> set[str]:
+def _absent(arguments: RunArguments, place: Place) -> set[str]:
     """Options that were not given and that one expects to act wherever they are."""
     absent = set()
     if arguments.workers is None and not place.platform:
@@ -273,6 +290,7 @@ def _check_numbers(arguments: RunArguments) -> None:
         ("--node-rank", arguments.node_rank, 0, MAX_PROCESSES - 1, "this node's number"),
         ("--exact-shards", arguments.exact, 1, MAX_PROCESSES, "virtual shards"),
         ("--seed", arguments.seed, 0, 2**32 - 1, "seed"),
+        ("--max-restarts", arguments.max_restarts, 0, 1_000_000, "restarts without progress"),
     )
     for option, value, low, high, meaning in limits:
         if value is not None and not low <= value <= high:
@@ -280,6 +298,7 @@ def _check_numbers(arguments: RunArguments) -> None:
     timeouts = (
         ("--start-timeout", arguments.start_timeout_s),
         ("--collective-timeout", arguments.collective_timeout_s),
+        ("--rejoin-timeout", arguments.rejoin_timeout_s),
     )
     for option, seconds in timeouts:
         if not 0 < seconds < float("inf"):
@@ -306,89 +325,3 @@ def _check_shares(workers: int, shares: tuple[int, ...] | str | None, exact: int
             f"{exact}, or --exact-shards a multiple of {workers}, such as "
             f"{workers * -(-exact // workers)}."
         )
-
-
-def _place(arguments: RunArguments, env: Mapping[str, str]) -> _Place:
-    if arguments.nodes is not None:
-        return _place_from_arguments(arguments, env)
-    cluster = ClusterSpec.from_env(env)
-    if cluster is None:
-        for option, value in (
-            ("--node-rank", arguments.node_rank),
-            ("--rendezvous", arguments.rendezvous),
-        ):
-            if value is not None:
-                raise ConfigError(
-                    f"{option} is {shown(value)}, but --nodes is not given; expected how many "
-                    "nodes the job has, such as --nodes 2."
-                )
-        return _Place()
-    return _place_from_platform(arguments, cluster)
-
-
-def _place_from_arguments(arguments: RunArguments, env: Mapping[str, str]) -> _Place:
-    nodes = arguments.nodes or 1
-    ignored = ("TF_CONFIG is set, but --nodes is given and wins.",) if "TF_CONFIG" in env else ()
-    rank = arguments.node_rank
-    if nodes == 1:
-        if rank:
-            raise ConfigError(f"--node-rank is {rank} of --nodes 1; expected 0.")
-        return _Place(notes=ignored)
-    if rank is None:
-        raise ConfigError(
-            f"--nodes is {nodes}, but which of them is this? Give --node-rank 0 to {nodes - 1}, "
-            "another on each node."
-        )
-    if rank >= nodes:
-        raise ConfigError(f"--node-rank is {rank} of --nodes {nodes}; expected 0 to {nodes - 1}.")
-    if arguments.rendezvous is None:
-        raise ConfigError(
-            f"--nodes is {nodes}, but --rendezvous is not given; expected HOST:PORT, an address of "
-            "node 0 with a port that is free there, the same on every node."
-        )
-    address = _rendezvous(arguments.rendezvous)
-    return _Place(nodes=nodes, node_rank=rank, rendezvous=address, notes=ignored)
-
-
-def _place_from_platform(arguments: RunArguments, cluster: ClusterSpec) -> _Place:
-    task = cluster.task
-    assert task is not None, "from_env sets it"  # noqa: S101
-    if arguments.node_rank is not None:
-        raise ConfigError(
-            f"--node-rank is {arguments.node_rank}, but TF_CONFIG says that this is {task}. Leave "
-            "it out, or give --nodes as well to have TF_CONFIG ignored."
-        )
-    rank = cluster.rank_of(task) if task.type in ("chief", "worker") else -1
-    if rank < 0:
-        note = f"This is {task} of TF_CONFIG: the script runs once, outside the workers' training."
-        return _Place(platform=cluster, lone_task=task, notes=(note,))
-    nodes = cluster.world_size
-    notes = [f"TF_CONFIG: this is {task}, node {rank} of {nodes}."]
-    if nodes == 1:
-        return _Place(platform=cluster, notes=tuple(notes))
-    if arguments.rendezvous is not None:
-        address = _rendezvous(arguments.rendezvous)
-    else:
-        address = _rendezvous(cluster.address(cluster.chief))
-    return _Place(
-        nodes=nodes, node_rank=rank, rendezvous=address, platform=cluster, notes=tuple(notes)
-    )
-
-
-def _rendezvous(text: str) -> tuple[str, int]:
-    address = parse_address(text, "--rendezvous")
-    host = text.rpartition(":")[0].strip("[]")  # as given: "localhost" may be any loopback name
-    return host, address.port
-
-
-def _token(place: _Place, env: Mapping[str, str]) -> str:
-    if place.nodes == 1:
-        return ""
-    token = env.get("DRUMBEAT_TOKEN", "").strip()
-    if not token:
-        raise ConfigError(
-            f"DRUMBEAT_TOKEN is not set. The agents of the {place.nodes} nodes prove to each other "
-            "with it that they belong to the same job. Make one secret, for instance with "
-            "`openssl rand -hex 32`, and set DRUMBEAT_TOKEN to that same value on every node."
-        )
-    return token

@@ -1,0 +1,123 @@
+"""Which node this is, and where the job's agents meet: arguments, then TF_CONFIG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from drumbeat.cluster.address import parse_address
+from drumbeat.cluster.spec import ClusterSpec, Task
+from drumbeat.cluster.wording import shown
+from drumbeat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from drumbeat.launch.settings import RunArguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """This node among the job's; the attributes are those of `RunSettings`."""
+
+    nodes: int = 1
+    node_rank: int = 0
+    rendezvous: tuple[str, int] | None = None
+    platform: ClusterSpec | None = None
+    lone_task: Task | None = None
+    notes: tuple[str, ...] = ()
+
+
+def find_place(arguments: RunArguments, env: Mapping[str, str]) -> Place:
+    """Which node of how many this is: what was given, else what TF_CONFIG says.
+
+    Raises:
+        ConfigError: They contradict themselves or each other, or something is missing.
+    """
+    if arguments.nodes is not None:
+        return _place_from_arguments(arguments, env)
+    cluster = ClusterSpec.from_env(env)
+    if cluster is None:
+        for option, value in (
+            ("--node-rank", arguments.node_rank),
+            ("--rendezvous", arguments.rendezvous),
+        ):
+            if value is not None:
+                raise ConfigError(
+                    f"{option} is {shown(value)}, but --nodes is not given; expected how many "
+                    "nodes the job has, such as --nodes 2."
+                )
+        return Place()
+    return _place_from_platform(arguments, cluster)
+
+
+def _place_from_arguments(arguments: RunArguments, env: Mapping[str, str]) -> Place:
+    nodes = arguments.nodes or 1
+    ignored = ("TF_CONFIG is set, but --nodes is given and wins.",) if "TF_CONFIG" in env else ()
+    rank = arguments.node_rank
+    if nodes == 1:
+        if rank:
+            raise ConfigError(f"--node-rank is {rank} of --nodes 1; expected 0.")
+        return Place(notes=ignored)
+    if rank is None:
+        raise ConfigError(
+            f"--nodes is {nodes}, but which of them is this? Give --node-rank 0 to {nodes - 1}, "
+            "another on each node."
+        )
+    if rank >= nodes:
+        raise ConfigError(f"--node-rank is {rank} of --nodes {nodes}; expected 0 to {nodes - 1}.")
+    if arguments.rendezvous is None:
+        raise ConfigError(
+            f"--nodes is {nodes}, but --rendezvous is not given; expected HOST:PORT, an address of "
+            "node 0 with a port that is free there, the same on every node."
+        )
+    address = _rendezvous(arguments.rendezvous)
+    return Place(nodes=nodes, node_rank=rank, rendezvous=address, notes=ignored)
+
+
+def _place_from_platform(arguments: RunArguments, cluster: ClusterSpec) -> Place:
+    task = cluster.task
+    assert task is not None, "from_env sets it"  # noqa: S101
+    if arguments.node_rank is not None:
+        raise ConfigError(
+            f"--node-rank is {arguments.node_rank}, but TF_CONFIG says that this is {task}. Leave "
+            "it out, or give --nodes as well to have TF_CONFIG ignored."
+        )
+    rank = cluster.rank_of(task) if task.type in ("chief", "worker") else -1
+    if rank < 0:
+        note = f"This is {task} of TF_CONFIG: the script runs once, outside the workers' training."
+        return Place(platform=cluster, lone_task=task, notes=(note,))
+    nodes = cluster.world_size
+    notes = [f"TF_CONFIG: this is {task}, node {rank} of {nodes}."]
+    if nodes == 1:
+        return Place(platform=cluster, notes=tuple(notes))
+    if arguments.rendezvous is not None:
+        address = _rendezvous(arguments.rendezvous)
+    else:
+        address = _rendezvous(cluster.address(cluster.chief))
+    return Place(
+        nodes=nodes, node_rank=rank, rendezvous=address, platform=cluster, notes=tuple(notes)
+    )
+
+
+def _rendezvous(text: str) -> tuple[str, int]:
+    address = parse_address(text, "--rendezvous")
+    host = text.rpartition(":")[0].strip("[]")  # as given: "localhost" may be any loopback name
+    return host, address.port
+
+
+def token_of(place: Place, env: Mapping[str, str]) -> str:
+    """The secret of the job's agents, "" where there is one agent.
+
+    Raises:
+        ConfigError: DRUMBEAT_TOKEN is not set.
+    """
+    if place.nodes == 1:
+        return ""
+    token = env.get("DRUMBEAT_TOKEN", "").strip()
+    if not token:
+        raise ConfigError(
+            f"DRUMBEAT_TOKEN is not set. The agents of the {place.nodes} nodes prove to each other "
+            "with it that they belong to the same job. Make one secret, for instance with "
+            "`openssl rand -hex 32`, and set DRUMBEAT_TOKEN to that same value on every node."
+        )
+    return token
