@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cli": frozenset({"platforms", "monitor", "launch"}) | BELOW_CLI,
     "platforms": BELOW_CLI,
     "monitor": BELOW_CLI,
-    "launch": BELOW_CLI,
+    "launch": BELOW_CLI | {"state"},
     "control": frozenset({"cluster"}),
     "cluster": frozenset(),
     "drumbeat": frozenset({"training", "strategies"}) | BELOW_TRAINING,

@@ -40,3 +40,16 @@ class CollectiveTimeout(CollectiveError, TimeoutError):
 
 class DataError(DrumbeatError, ValueError):
     """A dataset can't be split over the workers as asked."""
+
+
+class StateError(DrumbeatError):
+    """A snapshot or backup is damaged, or does not fit the model that it is to be restored to."""
+
+
+class Preempted(DrumbeatError):
+    """The job was asked to make room. It has saved its state; started again, it goes on.
+
+    The exit code is EX_TEMPFAIL of sysexits.h.
+    """
+
+    exit_code = 75

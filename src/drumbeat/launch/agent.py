@@ -25,6 +25,10 @@ from drumbeat.launch.pmi import PmiServer, mpi_environment, shared_memory_path
 from drumbeat.launch.processes import ParentProcess
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.watch import Watch, Worker, signal_failure
+from drumbeat.state.memory import FDS_VARIABLE as MEMORY_VARIABLE
+from drumbeat.state.memory import SnapshotMemory
+from drumbeat.state.progress import FD_VARIABLE as PROGRESS_VARIABLE
+from drumbeat.state.progress import ProgressPage
 
 STOP_GRACE_S = 2.0
 FAILURE_GRACE_S = 1.0
@@ -98,6 +102,8 @@ class Agent:
         self._parent: ParentProcess | None = None
         self._pmi: PmiServer | None = None
         self._watch: Watch | None = None
+        self._memory = SnapshotMemory.create()
+        self._pages: list[ProgressPage] = []
         self._signals: list[signal.Signals] = []
         self._stopped = asyncio.Event()
         self._decided: Outcome | None = None
@@ -285,10 +291,15 @@ class Agent:
         with contextlib.suppress(OSError):
             failure_path.unlink()  # of an earlier run in the same folder
         streams, fds = self._console.attach(task.name, folder / "output.log")
+        names: list[str] = []
         mpi: dict[str, str] | None = None
         if self._pmi is not None and task.rank >= 0:
             fds.append(self._pmi.open(task.rank).detach())
+            names.append("PMI_FD")
             mpi = self._mpi_variables(task.rank, cluster.world_size, fds[-1])
+        page = ProgressPage.create()
+        self._pages.append(page)
+        shared, shared_names = self._shared(task, page)
         worker = environment.worker_environment(
             environ=self._machine.environ,
             share=environment.share_of(
@@ -308,14 +319,28 @@ class Agent:
             cpus=list(worker.cpus),
             failure_path=str(failure_path),
             memory_path=self._memory_path() if mpi else "",
+            fd_variables=[*names, *shared_names],
         )
         assert self._parent is not None  # noqa: S101
         try:
-            await self._parent.start_worker(request, fds)
+            await self._parent.start_worker(request, [*fds, *shared])
         finally:
             for fd in fds:
                 os.close(fd)
-        return Worker(task=task, stdout=streams[0], stderr=streams[1], failure_path=failure_path)
+        return Worker(
+            task=task,
+            stdout=streams[0],
+            stderr=streams[1],
+            failure_path=failure_path,
+            progress=page,
+        )
+
+    def _shared(self, task: LocalTask, page: ProgressPage) -> tuple[list[int], list[str]]:
+        """Descriptors that stay open here too, and the variables that tell a worker of them."""
+        if task.rank < 0:
+            return [page.fd], [PROGRESS_VARIABLE]
+        fds = self._memory.fds
+        return [page.fd, *fds], [PROGRESS_VARIABLE, *[MEMORY_VARIABLE] * len(fds)]
 
     def _memory_path(self) -> str:
         # Every node has ranks, so its number among those that have any is its own.
@@ -358,6 +383,9 @@ class Agent:
         if self._pmi is not None:
             await self._pmi.close()
         await self._meeting.close()
+        for page in self._pages:
+            page.close()
+        self._memory.close()
 
     async def _stop_workers(self, parent: ParentProcess) -> None:
         """TERM, then KILL after the grace, or at the second Ctrl-C."""

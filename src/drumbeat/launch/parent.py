@@ -27,7 +27,7 @@ import struct
 import sys
 import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from drumbeat.launch import worker
@@ -36,7 +36,7 @@ from drumbeat.launch import worker
 DEFAULT_PRELOAD = "drumbeat.training.unmodified"
 LEFTOVER_GRACE_S = 1.0
 _POLL_S = 0.05
-_MAX_FDS = 8
+_MAX_FDS = 16
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 # Run with -c, not -m: with -m Python puts the current folder first on sys.path, where a
@@ -65,6 +65,8 @@ class WorkerRequest:
         failure_path: File in which the worker explains an exception that ended it.
         memory_path: Shared memory file of its MPI library, which the agent removes,
             or the parent if the agent is killed; "" for none.
+        fd_variables: For each descriptor beyond stdout and stderr, the variable that
+            tells the worker its number; several of one name are joined by commas.
     """
 
     name: str
@@ -76,6 +78,7 @@ class WorkerRequest:
     cpus: list[int]
     failure_path: str
     memory_path: str = ""
+    fd_variables: list[str] = field(default_factory=list)
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -106,8 +106,8 @@ class ParentProcess:
 
         Args:
             request: What it is to run.
-            fds: stdout, stderr and, for MPI, the socket of its process manager.
-                They can be closed afterwards.
+            fds: stdout, stderr and what `request.fd_variables` names. They can be
+                closed afterwards.
 
         Raises:
             ParentError: The parent is gone or does not answer.

@@ -20,6 +20,7 @@ from drumbeat.launch.plan import LocalTask
 from drumbeat.launch.processes import ParentError, ParentProcess
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.streams import WorkerStream, wait_closed
+from drumbeat.state.progress import ProgressPage
 
 # How long a failure that is only the echo of another waits for that other one.
 CAUSE_WAIT_S = 0.7
@@ -36,12 +37,13 @@ _END_FENCE = "end of the job"
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A running process and its output."""
+    """A running process, its output, and what it says of itself."""
 
     task: LocalTask
     stdout: WorkerStream
     stderr: WorkerStream
     failure_path: Path
+    progress: ProgressPage
 
 
 class Watch:

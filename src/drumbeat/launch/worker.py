@@ -51,7 +51,7 @@ def run(request: WorkerRequest, fds: list[int], preload: Any) -> NoReturn:
 
     Args:
         request: What to run, and in which surroundings.
-        fds: stdout, stderr and, for MPI, the socket of its process manager.
+        fds: stdout, stderr and what `request.fd_variables` names.
         preload: The preload module, see `Preload`.
 
     Never returns: the process ends here, with the script's exit code.
@@ -121,8 +121,11 @@ def _enter(request: WorkerRequest, fds: list[int]) -> None:
     os.dup2(fds[1], 2)
     for fd in fds[:2]:
         os.close(fd)
-    if len(fds) > 2:
-        os.environ["PMI_FD"] = str(fds[2])
+    for name in request.fd_variables:
+        os.environ.pop(name, None)
+    for name, fd in zip(request.fd_variables, fds[2:], strict=True):
+        before = os.environ.get(name)
+        os.environ[name] = f"{before},{fd}" if before else str(fd)
     for stream in (sys.stdout, sys.stderr):
         # Lines must reach the agent when they are written, not when a buffer is full.
         reconfigure = getattr(stream, "reconfigure", None)
