@@ -32,6 +32,7 @@ IDENTITY = Identity(
         replace(IDENTITY, seed=7, exact=8),
         replace(IDENTITY, shares=(3, 1, 2)),
         replace(IDENTITY, shares="auto"),
+        replace(IDENTITY, backup_dir="gs://bucket/a b", backup_every_s=1.5),
     ],
 )
 def test_round_trip(identity: Identity) -> None:

@@ -162,3 +162,35 @@ def test_options_after_the_script_are_pointed_out(tmp_path):
 def test_a_file_is_no_module():
     with pytest.raises(ConfigError, match="Leave out -m to run a file"):
         plan_run(RunArguments(command=("train.py",), is_module=True), {}, cpus=2, now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        (None, None),
+        ("backups", "{here}/backups"),
+        ("/mnt/backups/", "/mnt/backups"),
+        ("file:///mnt/backups", "/mnt/backups"),
+        ("memory://bucket/job/", "memory://bucket/job"),
+    ],
+)
+def test_the_folder_for_backups_gets_its_full_name(arguments, tmp_path, given, name):
+    expected = name and name.format(here=tmp_path)
+    assert plan(arguments, backup_dir=given).backup_dir == expected
+
+
+def test_parameter_servers_have_no_backups_and_that_is_said(arguments):
+    settings = plan(arguments, ps=1, backup_dir="backups")
+    assert settings.backup_dir is None
+    assert any("--backup-dir has no effect" in note for note in settings.notes)
+
+
+@pytest.mark.parametrize("option", ["backup_every_s", "grace_s"])
+def test_times_of_backups_are_positive(arguments, option):
+    with pytest.raises(ConfigError, match="expected a number of seconds above 0"):
+        plan(arguments, **{option: 0.0})
+
+
+def test_a_backup_driver_that_is_not_there_is_named(arguments):
+    with pytest.raises(ConfigError, match="pip install gcsfs"):
+        plan(arguments, backup_dir="gs://bucket/job")

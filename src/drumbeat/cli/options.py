@@ -10,7 +10,7 @@ import typer
 
 from drumbeat import __version__
 from drumbeat.cli.check import check
-from drumbeat.cluster.identity import EXACT_SHARDS
+from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, EXACT_SHARDS
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
 from drumbeat.launch import parent, settings
 from drumbeat.launch.start import run_job
@@ -167,6 +167,33 @@ def run(
             rich_help_panel=_FAILURES,
         ),
     ] = settings.DEFAULT_REJOIN_TIMEOUT_S,
+    backup_dir: Annotated[
+        Text,
+        typer.Option(
+            "--backup-dir",
+            metavar="FOLDER|URL",
+            help="Keep backups there (a path, gs://, s3://…), and go on from the newest.",
+            rich_help_panel=_FAILURES,
+        ),
+    ] = None,
+    backup_every: Annotated[
+        float,
+        typer.Option(
+            "--backup-every",
+            metavar="SECONDS",
+            help="From one backup to the next.",
+            rich_help_panel=_FAILURES,
+        ),
+    ] = DEFAULT_BACKUP_EVERY_S,
+    grace: Annotated[
+        float,
+        typer.Option(
+            "--grace",
+            metavar="SECONDS",
+            help="After SIGTERM, for a last backup.",
+            rich_help_panel=_FAILURES,
+        ),
+    ] = settings.DEFAULT_GRACE_S,
     collectives: Annotated[
         str,
         typer.Option(
@@ -227,6 +254,9 @@ def run(
         collective_timeout_s=collective_timeout,
         max_restarts=max_restarts,
         rejoin_timeout_s=rejoin_timeout,
+        backup_dir=backup_dir,
+        backup_every_s=backup_every,
+        grace_s=grace,
     )
     raise typer.Exit(
         run_job(arguments, dict(os.environ), argv=sys.argv, preload=parent.DEFAULT_PRELOAD)

@@ -15,6 +15,8 @@ COLLECTIVES = ("mpi", "tensorflow")
 AUTO_SHARES = "auto"
 MAX_SHARE = 1_000_000
 """Rows times shares stay within 64 bits."""
+DEFAULT_BACKUP_EVERY_S = 300.0
+"""Only the loss of all nodes at once costs so much training: what one node loses, others hold."""
 EXACT_SHARDS = 8
 """Virtual shards of exact mode where nobody says how many."""
 
@@ -40,6 +42,8 @@ class Identity:
         exact: Number of virtual shards in exact mode; None outside of it.
         shares: How much of each global batch each worker takes: a number for each, or
             "auto" to measure it; None for equal parts.
+        backup_dir: Path or URL of the folder for backups; None for none.
+        backup_every_s: Seconds from one backup to the next.
     """
 
     rank: int
@@ -54,6 +58,8 @@ class Identity:
     keep_tf_strategies: bool = False
     exact: int | None = None
     shares: tuple[int, ...] | str | None = None
+    backup_dir: str | None = None
+    backup_every_s: float = DEFAULT_BACKUP_EVERY_S
 
     @property
     def is_chief(self) -> bool:
@@ -75,6 +81,8 @@ class Identity:
             "DRUMBEAT_KEEP_TF_STRATEGIES": str(int(self.keep_tf_strategies)),
             "DRUMBEAT_EXACT": "" if self.exact is None else str(self.exact),
             "DRUMBEAT_SHARES": shares_text(self.shares),
+            "DRUMBEAT_BACKUP_DIR": self.backup_dir or "",
+            "DRUMBEAT_BACKUP_EVERY_S": repr(self.backup_every_s),
         }
 
     @classmethod
@@ -100,6 +108,8 @@ class Identity:
                 keep_tf_strategies=bool(int(env["DRUMBEAT_KEEP_TF_STRATEGIES"])),
                 exact=int(env["DRUMBEAT_EXACT"]) if env["DRUMBEAT_EXACT"] else None,
                 shares=parse_shares(env["DRUMBEAT_SHARES"]),
+                backup_dir=env["DRUMBEAT_BACKUP_DIR"] or None,
+                backup_every_s=float(env["DRUMBEAT_BACKUP_EVERY_S"]),
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(

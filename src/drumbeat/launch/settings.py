@@ -13,18 +13,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from drumbeat.cluster.identity import parse_shares, shares_text
+from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, parse_shares, shares_text
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
 from drumbeat.errors import ConfigError
 from drumbeat.launch.place import Place, find_place, token_of
+from drumbeat.state.folders import open_folder
 
 COLLECTIVES_CHOICES = ("auto", "mpi", "tensorflow")
 DEFAULT_START_TIMEOUT_S = 300.0
 DEFAULT_COLLECTIVE_TIMEOUT_S = 600.0
 DEFAULT_REJOIN_TIMEOUT_S = 600.0
 """Clouds and Kubernetes take minutes to replace a machine, and wait up to five between tries."""
+DEFAULT_GRACE_S = 25.0
+"""Kubernetes and most clouds kill 30 s after their notice."""
 MAX_PROCESSES = 1024
 EXACT_SEED = 0
 """Exact mode promises the same bytes for any number of workers, so also run after run."""
@@ -52,6 +55,9 @@ class RunArguments:
         collective_timeout_s: Deadline of one collective.
         max_restarts: Restarts in a row without progress; 0 for none.
         rejoin_timeout_s: How long the others wait for a lost node.
+        backup_dir: Path or URL of a folder for backups.
+        backup_every_s: Seconds from one backup to the next.
+        grace_s: How long workers may take to save their state after SIGTERM.
     """
 
     command: tuple[str, ...]
@@ -71,6 +77,9 @@ class RunArguments:
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
     max_restarts: int | None = None
     rejoin_timeout_s: float = DEFAULT_REJOIN_TIMEOUT_S
+    backup_dir: str | None = None
+    backup_every_s: float = DEFAULT_BACKUP_EVERY_S
+    grace_s: float = DEFAULT_GRACE_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +107,9 @@ class RunSettings:
         collective_timeout_s: Deadline of one collective.
         max_restarts: Restarts in a row without progress, 0 where nothing restarts.
         rejoin_timeout_s: How long the others wait for a lost node.
+        backup_dir: Full path or URL of the folder for backups; None for none.
+        backup_every_s: Seconds from one backup to the next.
+        grace_s: How long workers may take to save their state after SIGTERM.
         platform: The cluster that TF_CONFIG described, if it decided the nodes.
         lone_task: This process is a ps or an evaluator of the platform's
             cluster: the script runs once, outside the synchronous training.
@@ -124,6 +136,9 @@ class RunSettings:
     collective_timeout_s: float
     max_restarts: int
     rejoin_timeout_s: float
+    backup_dir: str | None
+    backup_every_s: float
+    grace_s: float
     platform: ClusterSpec | None = None
     lone_task: Task | None = None
     notes: tuple[str, ...] = ()
@@ -192,6 +207,9 @@ def plan_run(
         collective_timeout_s=arguments.collective_timeout_s,
         max_restarts=_max_restarts(arguments, place, notes),
         rejoin_timeout_s=arguments.rejoin_timeout_s,
+        backup_dir=_backup_dir(arguments, place, notes),
+        backup_every_s=arguments.backup_every_s,
+        grace_s=arguments.grace_s,
         platform=place.platform,
         lone_task=place.lone_task,
         notes=tuple(notes),
@@ -210,6 +228,20 @@ def _max_restarts(arguments: RunArguments, place: Place, notes: list[str]) -> in
         return 0
     given = arguments.max_restarts
     return DEFAULT_MAX_RESTARTS if given is None else given
+
+
+def _backup_dir(arguments: RunArguments, place: Place, notes: list[str]) -> str | None:
+    """Its full name, which holds wherever a script changes its folder to."""
+    if arguments.backup_dir is None:
+        return None
+    name = open_folder(arguments.backup_dir).name
+    if place.lone_task or arguments.ps:
+        notes.append(
+            "--backup-dir has no effect: backups are of workers that train synchronously. "
+            "In the script, tf.train.CheckpointManager saves what parameter servers hold."
+        )
+        return None
+    return name
 
 
 def run_name(arguments: RunArguments, now: datetime) -> str:
@@ -299,6 +331,8 @@ def _check_numbers(arguments: RunArguments) -> None:
         ("--start-timeout", arguments.start_timeout_s),
         ("--collective-timeout", arguments.collective_timeout_s),
         ("--rejoin-timeout", arguments.rejoin_timeout_s),
+        ("--backup-every", arguments.backup_every_s),
+        ("--grace", arguments.grace_s),
     )
     for option, seconds in timeouts:
         if not 0 < seconds < float("inf"):
