@@ -3,57 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumbeat.cluster.identity import Identity
-from drumbeat.cluster.spec import ClusterSpec
 from drumbeat.errors import DrumbeatError
 from drumbeat.launch import environment
+from drumbeat.launch.attempt import Attempt, Machine
 from drumbeat.launch.console import Console
 from drumbeat.launch.failures import Failure, root_cause
 from drumbeat.launch.meeting import Meeting
-from drumbeat.launch.parent import WorkerRequest
-from drumbeat.launch.plan import LocalTask, cluster_of, local_tasks, sync_sizes, tasks_on_node
-from drumbeat.launch.pmi import PmiServer, mpi_environment, shared_memory_path
+from drumbeat.launch.plan import tasks_on_node
 from drumbeat.launch.processes import ParentProcess
 from drumbeat.launch.settings import RunSettings
-from drumbeat.launch.watch import Watch, Worker, signal_failure
-from drumbeat.state.memory import FDS_VARIABLE as MEMORY_VARIABLE
+from drumbeat.launch.watch import Watch, signal_failure
 from drumbeat.state.memory import SnapshotMemory
-from drumbeat.state.progress import FD_VARIABLE as PROGRESS_VARIABLE
-from drumbeat.state.progress import ProgressPage
 
 STOP_GRACE_S = 2.0
 FAILURE_GRACE_S = 1.0
-DRAIN_TIMEOUT_S = 0.5
 TELL_TIMEOUT_S = 5.0
 SLOW_START_S = 8.0  # After this long without a sign, say what is going on.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What the agent found on its machine.
-
-    Attributes:
-        cpus: CPUs it may use.
-        gpus: GPUs, as CUDA_VISIBLE_DEVICES names them.
-        mpi: Whether mpi4py is installed.
-        environ: Its environment.
-        folder: Its working folder.
-    """
-
-    cpus: tuple[int, ...]
-    gpus: tuple[str, ...]
-    mpi: bool
-    environ: Mapping[str, str]
-    folder: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +71,8 @@ class Agent:
         self._console = console
         self._meeting = Meeting(settings, on_waiting=console.note)
         self._parent: ParentProcess | None = None
-        self._pmi: PmiServer | None = None
-        self._watch: Watch | None = None
+        self._attempt: Attempt | None = None
         self._memory = SnapshotMemory.create()
-        self._pages: list[ProgressPage] = []
         self._signals: list[signal.Signals] = []
         self._stopped = asyncio.Event()
         self._decided: Outcome | None = None
@@ -229,17 +198,23 @@ class Agent:
         return chosen
 
     async def _train(self, collectives: str) -> Outcome:
-        settings, roster = self._settings, self._meeting.client.roster
-        cluster = cluster_of(settings, roster)
-        tasks = local_tasks(settings, roster, cluster)
         assert self._parent is not None  # noqa: S101
-        self._watch = Watch(settings, self._parent, self._meeting)
-        if collectives == "mpi" and not settings.lone_task:
-            self._pmi = self._serve_mpi(tasks, cluster)
+        watch = Watch(self._settings, self._parent, self._meeting)
+        self._attempt = Attempt(
+            self._settings,
+            machine=self._machine,
+            run_dir=self._run_dir,
+            console=self._console,
+            client=self._meeting.client,
+            parent=self._parent,
+            memory=self._memory,
+            watch=watch,
+            collectives=collectives,
+            job_id=self._meeting.client.job_id,
+        )
         self._meeting.release_ports()
-        for task in tasks:
-            self._watch.add(await self._start(task, len(tasks), collectives, cluster))
-        failures = await self._watch.run()
+        await self._attempt.start()
+        failures = await watch.run()
         self._grace_s = FAILURE_GRACE_S
         if failures:
             cause = root_cause(failures)
@@ -248,157 +223,15 @@ class Agent:
         summary = f"Finished in {seconds:.1f} s. Logs are in {self._run_dir}"
         return Outcome(code=0, summary=summary)
 
-    def _serve_mpi(self, tasks: Sequence[LocalTask], cluster: ClusterSpec) -> PmiServer:
-        client, settings = self._meeting.client, self._settings
-        names = {task.rank: task.name for task in tasks}
-
-        async def fence(name: str, values: dict[str, str]) -> dict[str, str]:
-            # Without values it is MPI_Finalize's, which waits as long as another rank trains.
-            return await client.fence(
-                name, values, settings.collective_timeout_s if values else None
-            )
-
-        def on_abort(rank: int, code: int, text: str) -> None:
-            assert self._watch is not None  # noqa: S101
-            self._watch.aborted(names.get(rank, f"rank {rank}"), code, text)
-
-        def on_broken(text: str) -> None:
-            assert self._watch is not None  # noqa: S101
-            self._watch.cut_off(text)
-
-        def on_missing(waiting: tuple[int, ...], absent: tuple[int, ...], ended: bool) -> None:
-            assert self._watch is not None  # noqa: S101
-            here, there = ([names[rank] for rank in ranks] for ranks in (waiting, absent))
-            self._watch.missing(here, there, ended)
-
-        return PmiServer(
-            name=client.job_id,
-            ranks=[task.rank for task in tasks if task.rank >= 0],
-            world_size=cluster.world_size,
-            node_sizes=sync_sizes(settings, client.roster),
-            fence=fence,
-            on_abort=on_abort,
-            on_broken=on_broken,
-            init_timeout_s=settings.collective_timeout_s,
-            on_missing=on_missing,
-        )
-
-    async def _start(
-        self, task: LocalTask, count: int, collectives: str, cluster: ClusterSpec
-    ) -> Worker:
-        folder = self._run_dir / task.folder
-        failure_path = folder / "failure.json"
-        with contextlib.suppress(OSError):
-            failure_path.unlink()  # of an earlier run in the same folder
-        streams, fds = self._console.attach(task.name, folder / "output.log")
-        names: list[str] = []
-        mpi: dict[str, str] | None = None
-        if self._pmi is not None and task.rank >= 0:
-            fds.append(self._pmi.open(task.rank).detach())
-            names.append("PMI_FD")
-            mpi = self._mpi_variables(task.rank, cluster.world_size, fds[-1])
-        page = ProgressPage.create()
-        self._pages.append(page)
-        shared, shared_names = self._shared(task, page)
-        worker = environment.worker_environment(
-            environ=self._machine.environ,
-            share=environment.share_of(
-                self._machine.cpus, self._machine.gpus, task.local_rank, count
-            ),
-            identity=self._identity(task, count, collectives, cluster),
-            tf_config=task.tf_config,
-            mpi=mpi,
-        )
-        request = WorkerRequest(
-            name=task.name,
-            command=self._settings.command,
-            is_module=self._settings.is_module,
-            args=list(self._settings.args),
-            variables={**self._console.variables(task.name), **worker.variables},
-            folder=str(self._machine.folder),
-            cpus=list(worker.cpus),
-            failure_path=str(failure_path),
-            memory_path=self._memory_path() if mpi else "",
-            fd_variables=[*names, *shared_names],
-        )
-        assert self._parent is not None  # noqa: S101
-        try:
-            await self._parent.start_worker(request, [*fds, *shared])
-        finally:
-            for fd in fds:
-                os.close(fd)
-        return Worker(
-            task=task,
-            stdout=streams[0],
-            stderr=streams[1],
-            failure_path=failure_path,
-            progress=page,
-        )
-
-    def _shared(self, task: LocalTask, page: ProgressPage) -> tuple[list[int], list[str]]:
-        """Descriptors that stay open here too, and the variables that tell a worker of them."""
-        if task.rank < 0:
-            return [page.fd], [PROGRESS_VARIABLE]
-        fds = self._memory.fds
-        return [page.fd, *fds], [PROGRESS_VARIABLE, *[MEMORY_VARIABLE] * len(fds)]
-
-    def _memory_path(self) -> str:
-        # Every node has ranks, so its number among those that have any is its own.
-        return str(shared_memory_path(self._meeting.client.job_id, self._settings.node_rank))
-
-    def _mpi_variables(self, rank: int, world_size: int, fd: int) -> dict[str, str]:
-        chosen = mpi_environment(self._meeting.client.roster, self._settings.node_rank)
-        chosen = {name: self._machine.environ.get(name, value) for name, value in chosen.items()}
-        return {**chosen, **PmiServer.env(rank, world_size, fd)}
-
-    def _identity(
-        self, task: LocalTask, count: int, collectives: str, cluster: ClusterSpec
-    ) -> Identity:
-        on_node = count - (self._settings.ps if self._settings.node_rank == 0 else 0)
-        return Identity(
-            rank=task.rank,
-            world_size=cluster.world_size,
-            local_rank=task.local_rank,
-            local_world_size=on_node,
-            collectives=collectives,
-            run_dir=str(self._run_dir),
-            name=task.name,
-            timeout_s=self._settings.collective_timeout_s,
-            seed=self._seed(),
-            keep_tf_strategies=self._settings.keep_tf_strategies,
-            exact=self._settings.exact,
-            shares=self._settings.shares,
-        )
-
-    def _seed(self) -> int:
-        given = self._settings.seed
-        # The same on all nodes, and another one each run.
-        return int(self._meeting.client.job_id, 16) % 2**32 if given is None else given
-
     async def _clean_up(self) -> None:
+        if self._attempt is not None:
+            await self._attempt.stop(self._grace_s, self._hurry)
         if self._parent is not None:
-            await self._stop_workers(self._parent)
             await self._parent.stop()
-        await self._console.drain(DRAIN_TIMEOUT_S)
-        if self._pmi is not None:
-            await self._pmi.close()
+        if self._attempt is not None:
+            await self._attempt.close()
         await self._meeting.close()
-        for page in self._pages:
-            page.close()
         self._memory.close()
-
-    async def _stop_workers(self, parent: ParentProcess) -> None:
-        """TERM, then KILL after the grace, or at the second Ctrl-C."""
-        if not parent.running:
-            return
-        parent.signal_workers(signal.SIGTERM)
-        hurry = asyncio.ensure_future(self._hurry.wait())
-        ended = asyncio.gather(*parent.running, return_exceptions=True)
-        await asyncio.wait(
-            {hurry, ended}, timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        hurry.cancel()
-        parent.signal_workers(signal.SIGKILL)
 
 
 def _log_name(stem: str, node_rank: int) -> str:

@@ -8,10 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drumbeat.control.restart import Kind
+
 TEXT_LIMIT = 16 * 1024
+WHAT_LIMIT = 300
 LAST_LINES = 20
 # How native code ends when another process is suddenly gone, or by a bug of its own.
 _CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS))
+_BUGS = (*_CRASHES, -signal.SIGFPE, -signal.SIGILL, -signal.SIGSYS, -signal.SIGTRAP)
 # Where the explanation begins in what a worker wrote to stderr.
 _TRACEBACK = re.compile(r"^(Traceback \(most recent call last\):|Fatal Python error: )", re.M)
 _CHAINED = (
@@ -31,6 +35,10 @@ class Failure:
         text: What it wrote about it, such as a traceback.
         consequence: It only says that another worker is gone.
         how: The heading's verb, where the code does not tell the story.
+        kind: What the restart policy takes it for; None to go by the code.
+        what: What tells it from others of its kind; "" to go by the code.
+        step: Finished training steps of the job where it failed.
+        epoch: The epoch there, from 0.
     """
 
     name: str
@@ -39,6 +47,32 @@ class Failure:
     text: str = ""
     consequence: bool = False
     how: str = ""
+    kind: Kind | None = None
+    what: str = ""
+    step: int = 0
+    epoch: int = 0
+
+    @property
+    def policy_kind(self) -> Kind:
+        """What the restart policy takes it for."""
+        if self.kind is not None:
+            return self.kind
+        if self.consequence:
+            return Kind.ECHO
+        if self.code < 0:
+            return Kind.CRASH if self.code in _BUGS else Kind.KILLED
+        return Kind.EXIT
+
+    @property
+    def policy_what(self) -> str:
+        """What tells it from others of its kind."""
+        return self.what or self.how or self._how()
+
+    @property
+    def note(self) -> str:
+        """As `heading`, with the place in the training, for the log of a run that goes on."""
+        place = f" after step {self.step} (epoch {self.epoch + 1})" if self.step else ""
+        return f"{self.heading.removesuffix('.')}{place}."
 
     @property
     def is_crash(self) -> bool:
@@ -72,6 +106,10 @@ class Failure:
             "text": self.text[-TEXT_LIMIT:],
             "consequence": self.consequence,
             "how": self.how,
+            "kind": self.kind,
+            "what": self.what[:WHAT_LIMIT],
+            "step": self.step,
+            "epoch": self.epoch,
         }
 
     @classmethod
@@ -85,7 +123,22 @@ class Failure:
             text=str(event.get("text", ""))[-TEXT_LIMIT:],
             consequence=event.get("consequence") is True,
             how=str(event.get("how", "")),
+            kind=_kind(event.get("kind")),
+            what=str(event.get("what", "")),
+            step=_number(event.get("step")),
+            epoch=_number(event.get("epoch")),
         )
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _kind(value: object) -> Kind | None:
+    try:
+        return Kind(value)
+    except ValueError:
+        return None
 
 
 def signal_name(number: int) -> str:

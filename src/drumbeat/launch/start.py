@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from drumbeat.launch import environment, files
-from drumbeat.launch.agent import Agent, Machine, Outcome
+from drumbeat.launch.agent import Agent, Outcome
+from drumbeat.launch.attempt import Machine
 from drumbeat.launch.console import Console
 from drumbeat.launch.settings import RunArguments, plan_run
 from drumbeat.launch.signals import exit_quietly

@@ -1,0 +1,254 @@
+"""One attempt on one node: its workers from the fork to the last of their output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from drumbeat.cluster.identity import Identity
+from drumbeat.launch import environment
+from drumbeat.launch.console import Console
+from drumbeat.launch.parent import WorkerRequest
+from drumbeat.launch.plan import LocalTask, cluster_of, local_tasks, sync_sizes
+from drumbeat.launch.pmi import PmiServer, mpi_environment, shared_memory_path
+from drumbeat.launch.processes import ParentProcess
+from drumbeat.launch.rendezvous import Client
+from drumbeat.launch.settings import RunSettings
+from drumbeat.launch.watch import Watch, Worker
+from drumbeat.state.memory import FDS_VARIABLE as MEMORY_VARIABLE
+from drumbeat.state.memory import SnapshotMemory
+from drumbeat.state.progress import FD_VARIABLE as PROGRESS_VARIABLE
+from drumbeat.state.progress import ProgressPage
+
+DRAIN_TIMEOUT_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What the agent found on its machine.
+
+    Attributes:
+        cpus: CPUs it may use.
+        gpus: GPUs, as CUDA_VISIBLE_DEVICES names them.
+        mpi: Whether mpi4py is installed.
+        environ: Its environment.
+        folder: Its working folder.
+    """
+
+    cpus: tuple[int, ...]
+    gpus: tuple[str, ...]
+    mpi: bool
+    environ: Mapping[str, str]
+    folder: Path
+
+
+class Attempt:
+    """The workers of this node. `start`, `Watch.run`, `stop` and `close` are called in turn.
+
+    Args:
+        settings: What to run.
+        machine: Where.
+        run_dir: Folder for logs; exists.
+        console: Where output goes.
+        client: The connection to the agents of the other nodes.
+        parent: Forks the workers.
+        memory: The node's snapshots.
+        watch: Gets the workers, and what MPI tells of them.
+        collectives: "mpi" or "tensorflow".
+        job_id: Names the job; 16 hexadecimal digits.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        machine: Machine,
+        run_dir: Path,
+        console: Console,
+        client: Client,
+        parent: ParentProcess,
+        memory: SnapshotMemory,
+        watch: Watch,
+        collectives: str,
+        job_id: str,
+    ) -> None:
+        self._settings = settings
+        self._machine = machine
+        self._run_dir = run_dir
+        self._console = console
+        self._client = client
+        self._parent = parent
+        self._memory = memory
+        self._watch = watch
+        self._collectives = collectives
+        self._job_id = job_id
+        self._cluster = cluster_of(settings, client.roster)
+        self._tasks = local_tasks(settings, client.roster, self._cluster)
+        self._pmi: PmiServer | None = None
+        self._pages: list[ProgressPage] = []
+
+    async def start(self) -> None:
+        """Forks the workers.
+
+        Raises:
+            ParentError: The parent is gone or does not answer.
+        """
+        if self._collectives == "mpi" and not self._settings.lone_task:
+            self._pmi = self._serve_mpi()
+        for task in self._tasks:
+            self._watch.add(await self._start(task))
+
+    async def stop(self, grace_s: float, hurry: asyncio.Event) -> None:
+        """TERM, then KILL after the grace, or at once when there is a hurry."""
+        parent = self._parent
+        if not parent.running:
+            return
+        parent.signal_workers(signal.SIGTERM)
+        hurried = asyncio.ensure_future(hurry.wait())
+        ended = asyncio.gather(*parent.running, return_exceptions=True)
+        await asyncio.wait({hurried, ended}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        parent.signal_workers(signal.SIGKILL)
+
+    async def close(self) -> None:
+        """Takes what the workers, ended by now, have written, and removes what they left."""
+        await self._console.drain(DRAIN_TIMEOUT_S)
+        if self._pmi is not None:
+            await self._pmi.close()
+        for page in self._pages:
+            page.close()
+
+    def _serve_mpi(self) -> PmiServer:
+        client, settings, watch = self._client, self._settings, self._watch
+        names = {task.rank: task.name for task in self._tasks}
+
+        async def fence(name: str, values: dict[str, str]) -> dict[str, str]:
+            # Without values it is MPI_Finalize's, which waits as long as another rank trains.
+            return await client.fence(
+                name, values, settings.collective_timeout_s if values else None
+            )
+
+        def on_abort(rank: int, code: int, text: str) -> None:
+            watch.aborted(names.get(rank, f"rank {rank}"), code, text)
+
+        def on_missing(waiting: tuple[int, ...], absent: tuple[int, ...], ended: bool) -> None:
+            here, there = ([names[rank] for rank in ranks] for ranks in (waiting, absent))
+            watch.missing(here, there, ended)
+
+        return PmiServer(
+            name=self._mpi_name,
+            ranks=[task.rank for task in self._tasks if task.rank >= 0],
+            world_size=self._cluster.world_size,
+            node_sizes=sync_sizes(settings, client.roster),
+            fence=fence,
+            on_abort=on_abort,
+            on_broken=watch.cut_off,
+            init_timeout_s=settings.collective_timeout_s,
+            on_missing=on_missing,
+        )
+
+    @property
+    def _mpi_name(self) -> str:
+        return self._job_id
+
+    async def _start(self, task: LocalTask) -> Worker:
+        folder = self._run_dir / task.folder
+        failure_path = folder / "failure.json"
+        with contextlib.suppress(OSError):
+            failure_path.unlink()  # of an earlier attempt, or an earlier run in the same folder
+        streams, fds = self._console.attach(task.name, folder / "output.log")
+        names: list[str] = []
+        mpi: dict[str, str] | None = None
+        if self._pmi is not None and task.rank >= 0:
+            fds.append(self._pmi.open(task.rank).detach())
+            names.append("PMI_FD")
+            mpi = self._mpi_variables(task.rank, fds[-1])
+        page = ProgressPage.create()
+        self._pages.append(page)
+        shared, shared_names = self._shared(task, page)
+        request = self._request(task, mpi, failure_path, [*names, *shared_names])
+        try:
+            await self._parent.start_worker(request, [*fds, *shared])
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return Worker(
+            task=task,
+            stdout=streams[0],
+            stderr=streams[1],
+            failure_path=failure_path,
+            progress=page,
+        )
+
+    def _request(
+        self,
+        task: LocalTask,
+        mpi: dict[str, str] | None,
+        failure_path: Path,
+        fd_variables: list[str],
+    ) -> WorkerRequest:
+        machine, settings = self._machine, self._settings
+        worker = environment.worker_environment(
+            environ=machine.environ,
+            share=environment.share_of(
+                machine.cpus, machine.gpus, task.local_rank, len(self._tasks)
+            ),
+            identity=self._identity(task),
+            tf_config=task.tf_config,
+            mpi=mpi,
+        )
+        # Every node has ranks, so its number among those that have any is its own.
+        memory_path = str(shared_memory_path(self._mpi_name, settings.node_rank)) if mpi else ""
+        return WorkerRequest(
+            name=task.name,
+            command=settings.command,
+            is_module=settings.is_module,
+            args=list(settings.args),
+            variables={**self._console.variables(task.name), **worker.variables},
+            folder=str(machine.folder),
+            cpus=list(worker.cpus),
+            failure_path=str(failure_path),
+            memory_path=memory_path,
+            fd_variables=fd_variables,
+        )
+
+    def _shared(self, task: LocalTask, page: ProgressPage) -> tuple[list[int], list[str]]:
+        """Descriptors that stay open here too, and the variables that tell a worker of them."""
+        if task.rank < 0:
+            return [page.fd], [PROGRESS_VARIABLE]
+        fds = self._memory.fds
+        return [page.fd, *fds], [PROGRESS_VARIABLE, *[MEMORY_VARIABLE] * len(fds)]
+
+    def _mpi_variables(self, rank: int, fd: int) -> dict[str, str]:
+        chosen = mpi_environment(self._client.roster, self._settings.node_rank)
+        environ = self._machine.environ
+        chosen = {name: environ.get(name, value) for name, value in chosen.items()}
+        return {**chosen, **PmiServer.env(rank, self._cluster.world_size, fd)}
+
+    def _identity(self, task: LocalTask) -> Identity:
+        settings = self._settings
+        on_node = len(self._tasks) - (settings.ps if settings.node_rank == 0 else 0)
+        return Identity(
+            rank=task.rank,
+            world_size=self._cluster.world_size,
+            local_rank=task.local_rank,
+            local_world_size=on_node,
+            collectives=self._collectives,
+            run_dir=str(self._run_dir),
+            name=task.name,
+            timeout_s=settings.collective_timeout_s,
+            seed=self._seed(),
+            keep_tf_strategies=settings.keep_tf_strategies,
+            exact=settings.exact,
+            shares=settings.shares,
+        )
+
+    def _seed(self) -> int:
+        given = self._settings.seed
+        # The same on all nodes and in all attempts, and another one each run.
+        return int(self._job_id, 16) % 2**32 if given is None else given
