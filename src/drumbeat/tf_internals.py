@@ -7,6 +7,7 @@ changes.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,11 +35,17 @@ from tensorflow.python.distribute.values import (  # pyright: ignore[reportMissi
 )
 from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
 
+# Which operations have state: no public list says it.
+from tensorflow.python.framework import (
+    op_def_registry,  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+)
+
 # The collective ops take a group and a call's number; tf.distribute exposes them
 # only through its strategies. The writer of tf.summary is a thread's own, and can't be
-# asked for.
+# asked for. Asking for the global generator makes one.
 from tensorflow.python.ops import (
     collective_ops,  # pyright: ignore[reportMissingImports]
+    stateful_random_ops,  # pyright: ignore[reportMissingImports]
     summary_ops_v2,  # pyright: ignore[reportMissingImports]
 )
 
@@ -56,10 +63,21 @@ __all__ = [
     "broadcast_recv_v2",
     "broadcast_send_v2",
     "context_is_initialized",
+    "dataset_inputs",
+    "dataset_kind",
+    "dataset_number",
+    "dataset_tensors",
+    "global_generator",
     "global_seed",
     "join_cluster",
+    "operation_seeds",
+    "put_back_operation_seeds",
+    "rebuilt",
+    "resliced",
     "shifted_seed",
+    "stateful_ops",
     "thread_scopes",
+    "zip_structure",
 ]
 
 IteratorSpec: Any = iterator_ops.IteratorSpec
@@ -86,6 +104,114 @@ class WrappedDataset(tf.data.Dataset):
     def element_spec(self) -> Any:
         """Type specification of an element."""
         return self._wrapped.element_spec
+
+
+def dataset_kind(dataset: tf.data.Dataset) -> str:
+    """What kind of tf.data's own datasets it is: "Map", "Batch", "Prefetch"...
+
+    The name of its class, without underscores and "Dataset"; for other classes something else.
+    """
+    kind = type(dataset)
+    if not kind.__module__.startswith("tensorflow."):
+        return ""
+    return kind.__name__.strip("_").removesuffix("Dataset").removesuffix("DatasetV2")
+
+
+def dataset_inputs(dataset: tf.data.Dataset) -> list[Any]:
+    """The datasets that `dataset` reads from."""
+    own: Any = dataset
+    return list(own._inputs())
+
+
+def dataset_number(dataset: Any, name: str) -> int:
+    """An argument that `dataset` was made with, such as `batch_size`, as a whole number."""
+    return int(getattr(dataset, f"_{name}"))
+
+
+def dataset_tensors(dataset: Any) -> list[Any]:
+    """The tensors of a dataset of `from_tensor_slices`, as its elements are kept inside."""
+    return list(dataset._tensors)
+
+
+class _Rebuilt(tf.data.Dataset):
+    """A dataset made by an operation, with all else as in the dataset that it takes after."""
+
+    def __init__(self, variant: Any, like: Any, inputs: list[Any]) -> None:
+        # `like` also keeps the functions that the operation calls.
+        self._like, self._over = like, inputs
+        super().__init__(variant)  # pyright: ignore[reportCallIssue]
+
+    def _inputs(self) -> list[Any]:
+        return self._over
+
+    @property
+    def element_spec(self) -> Any:
+        return self._like.element_spec
+
+
+_UNARY: dict[str, Any] = {
+    "Map": tf.raw_ops.MapDataset,
+    "ParallelMap": tf.raw_ops.ParallelMapDatasetV2,
+    "Batch": tf.raw_ops.BatchDatasetV2,
+    "ParallelBatch": tf.raw_ops.ParallelBatchDataset,
+    "PaddedBatch": tf.raw_ops.PaddedBatchDatasetV2,
+}
+
+
+def rebuilt(dataset: Any, source: Any) -> tf.data.Dataset:
+    """`dataset`, of a kind of map or batch, over another input.
+
+    A map calls the same traced function: the user's isn't called again.
+
+    Args:
+        dataset: What `map`, `batch` or `padded_batch` returned.
+        source: Yields the same types as the input of `dataset`.
+    """
+    operation = _UNARY[dataset_kind(dataset)]
+    known = inspect.signature(operation).parameters
+    given = {n: getattr(dataset, f"_{n}") for n in known if hasattr(dataset, f"_{n}")}
+    given.update({n: v for n, v in dataset._common_args.items() if n in known})
+    given["input_dataset"] = source._variant_tensor
+    if "f" in known:
+        given["f"] = dataset._map_func.function
+        given["other_arguments"] = dataset._map_func.function.captured_inputs
+    for name in {"padded_shapes", "padding_values"} & given.keys():
+        given[name] = tf.nest.flatten(given[name])
+    return _Rebuilt(operation(**given), dataset, [source])
+
+
+def zip_structure(dataset: Any, inputs: list[Any]) -> Any:
+    """`inputs` in the structure of datasets that `dataset`, of kind Zip, was made of."""
+    return tf.nest.pack_sequence_as(dataset._datasets, inputs)
+
+
+def resliced(dataset: Any, tensors: list[Any]) -> tf.data.Dataset:
+    """`dataset`, of `from_tensor_slices`, over other tensors of the same types."""
+    variant = tf.raw_ops.TensorSliceDataset(
+        components=tensors,
+        output_shapes=dataset._common_args["output_shapes"],
+        metadata=dataset._common_args["metadata"],
+    )
+    return _Rebuilt(variant, dataset, [])
+
+
+def stateful_ops(dataset: Any) -> set[str]:
+    """The operations with state in the functions that `dataset` calls, also within calls.
+
+    Operations that TensorFlow doesn't know are among them.
+    """
+    found: set[str] = set()
+    for function in dataset._functions():
+        graph = function.function.graph.as_graph_def()
+        found.update(node.op for node in graph.node)
+        for inner in graph.library.function:
+            found.update(node.op for node in inner.node_def)
+    return {name for name in found if _has_state(name)}
+
+
+def _has_state(operation: str) -> bool:
+    known = op_def_registry.get(operation)
+    return known is None or known.is_stateful
 
 
 all_reduce_v2 = collective_ops.all_reduce_v2
@@ -150,6 +276,33 @@ def abort_collectives() -> None:
 def global_seed() -> int | None:
     """The seed of `tf.random.set_seed`, or None when none was set."""
     return context.global_seed()
+
+
+def operation_seeds() -> tuple[int | None, Any]:
+    """The global seed, and the state of what gives eager operations and datasets their own seeds.
+
+    None for both where no seed was set.
+    """
+    ctx = _context()
+    return ctx._seed, None if ctx._seed is None else ctx._rng.getstate()
+
+
+def put_back_operation_seeds(seed: int | None, state: Any) -> None:
+    """Brings back what `operation_seeds` returned.
+
+    tf.random.set_seed would forget the kernels of operations, with their state.
+    """
+    ctx = _context()
+    if seed is None:
+        return
+    if ctx._seed != seed:
+        ctx._set_global_seed(seed)
+    ctx._rng.setstate(state)
+
+
+def global_generator() -> Any | None:
+    """TensorFlow's global `tf.random.Generator`; None before its first use."""
+    return stateful_random_ops.global_generator
 
 
 def auto_shard(dataset: tf.data.Dataset, num_workers: int, index: int) -> tf.data.Dataset:
