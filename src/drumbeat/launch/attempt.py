@@ -246,6 +246,8 @@ class Attempt:
             keep_tf_strategies=settings.keep_tf_strategies,
             exact=settings.exact,
             shares=settings.shares,
+            backup_dir=settings.backup_dir,
+            backup_every_s=settings.backup_every_s,
         )
 
     def _seed(self) -> int:

@@ -17,6 +17,7 @@ from drumbeat.launch.attempt import Machine
 from drumbeat.launch.console import Console
 from drumbeat.launch.settings import RunArguments, plan_run
 from drumbeat.launch.signals import exit_quietly
+from drumbeat.state.folders import open_folder
 
 STDOUT_FD = 1
 LIMIT_CODE = 124  # As timeout(1) has it.
@@ -69,11 +70,14 @@ def supervise(
         limit_s: The job is ended, with code `LIMIT_CODE`, when it has taken that long.
 
     Raises:
-        ConfigError: The arguments or the environment can't be used.
+        ConfigError: The arguments or the environment can't be used, or the folder for
+            backups.
     """
     cpus = allowed_cpus()
     now = datetime.now()
     settings = plan_run(arguments, environ, cpus=len(cpus), now=now)
+    if settings.backup_dir is not None and settings.node_rank == 0:
+        open_folder(settings.backup_dir).check()
     run_dir = files.make_run_dir(settings)
     machine = Machine(
         cpus=cpus,
