@@ -100,6 +100,8 @@ def test_arguments_win_over_tf_config_and_the_log_says_so(arguments):
         ({"seed": -1}, "--seed is -1"),
         ({"start_timeout_s": 0.0}, "--start-timeout is 0.0"),
         ({"collective_timeout_s": float("nan")}, "--collective-timeout is nan"),
+        ({"inject": ("kill:rank=1,step=3",)}, "--inject kill.* no rank 1 in a job of 1 worker"),
+        ({"ps": 1, "inject": ("kill:rank=0,step=3",)}, "--inject strikes .* Leave it out"),
         ({"command": ()}, "What should run"),
         ({"command": ("folder",)}, "folder is a folder; expected a Python script"),
         ({"command": ("train",)}, "did you mean train.py"),

@@ -29,6 +29,7 @@ _SELDOM = "Seldom needed"
 # Optional, not `X | None`: typer evaluates these at run time, on Python 3.10 too.
 Number = Optional[int]  # noqa: UP045
 Text = Optional[str]  # noqa: UP045
+Texts = Optional[list[str]]  # noqa: UP045
 
 
 def _show_version(value: bool) -> None:
@@ -194,6 +195,15 @@ def run(
             rich_help_panel=_FAILURES,
         ),
     ] = settings.DEFAULT_GRACE_S,
+    inject: Annotated[
+        Texts,
+        typer.Option(
+            "--inject",
+            metavar="FAULT",
+            help="Rehearse a failure, such as kill:rank=1,step=37; repeatable.",
+            rich_help_panel=_FAILURES,
+        ),
+    ] = None,
     collectives: Annotated[
         str,
         typer.Option(
@@ -257,6 +267,7 @@ def run(
         backup_dir=backup_dir,
         backup_every_s=backup_every,
         grace_s=grace,
+        inject=tuple(inject or ()),
     )
     raise typer.Exit(
         run_job(arguments, dict(os.environ), argv=sys.argv, preload=parent.DEFAULT_PRELOAD)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from drumbeat.cluster.faults import Fault, check_places, parse_all
 from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, parse_shares, shares_text
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.cluster.wording import listed, shown
@@ -58,6 +59,7 @@ class RunArguments:
         backup_dir: Path or URL of a folder for backups.
         backup_every_s: Seconds from one backup to the next.
         grace_s: How long workers may take to save their state after SIGTERM.
+        inject: Failures to rehearse, each as "kill:rank=1,step=37".
     """
 
     command: tuple[str, ...]
@@ -80,6 +82,7 @@ class RunArguments:
     backup_dir: str | None = None
     backup_every_s: float = DEFAULT_BACKUP_EVERY_S
     grace_s: float = DEFAULT_GRACE_S
+    inject: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +113,7 @@ class RunSettings:
         backup_dir: Full path or URL of the folder for backups; None for none.
         backup_every_s: Seconds from one backup to the next.
         grace_s: How long workers may take to save their state after SIGTERM.
+        faults: Failures to rehearse; those that a worker or node of this job gets.
         platform: The cluster that TF_CONFIG described, if it decided the nodes.
         lone_task: This process is a ps or an evaluator of the platform's
             cluster: the script runs once, outside the synchronous training.
@@ -139,6 +143,7 @@ class RunSettings:
     backup_dir: str | None
     backup_every_s: float
     grace_s: float
+    faults: tuple[Fault, ...] = ()
     platform: ClusterSpec | None = None
     lone_task: Task | None = None
     notes: tuple[str, ...] = ()
@@ -210,6 +215,7 @@ def plan_run(
         backup_dir=_backup_dir(arguments, place, notes),
         backup_every_s=arguments.backup_every_s,
         grace_s=arguments.grace_s,
+        faults=_faults(arguments, place),
         platform=place.platform,
         lone_task=place.lone_task,
         notes=tuple(notes),
@@ -228,6 +234,19 @@ def _max_restarts(arguments: RunArguments, place: Place, notes: list[str]) -> in
         return 0
     given = arguments.max_restarts
     return DEFAULT_MAX_RESTARTS if given is None else given
+
+
+def _faults(arguments: RunArguments, place: Place) -> tuple[Fault, ...]:
+    faults = parse_all(arguments.inject)
+    if faults and (place.lone_task or arguments.ps):
+        raise ConfigError(
+            "--inject strikes after steps of workers that train synchronously; with parameter "
+            "servers and evaluators there are none. Leave it out."
+        )
+    # How many workers the other nodes have is known when they meet.
+    others = 0 if place.nodes == 1 else MAX_PROCESSES
+    check_places(faults, workers=(arguments.workers or 1) + others, nodes=place.nodes)
+    return faults
 
 
 def _backup_dir(arguments: RunArguments, place: Place, notes: list[str]) -> str | None:
