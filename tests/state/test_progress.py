@@ -59,3 +59,17 @@ def test_an_update_costs_little() -> None:
         assert page.read().step == 9_999
     finally:
         page.close()
+
+
+def test_only_a_worker_that_says_so_acts_on_a_stop() -> None:
+    page = ProgressPage.create()
+    try:
+        assert not page.accepts_stop
+        worker = ProgressPage(os.dup(page.fd))
+        worker.accept_stop()
+        worker.update(step=1)
+        page.request(Request.STOP)
+        assert page.accepts_stop
+        worker.close()
+    finally:
+        page.close()

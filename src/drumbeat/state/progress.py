@@ -26,6 +26,7 @@ _WORKER = struct.Struct("<8q")
 _WORKER_AT = 8
 _DETAIL_AT = 128
 _DETAIL_BYTES = 512
+_ACCEPTS_STOP_AT = 1024
 # The agent's part, away from the worker's.
 _REQUESTS_AT = 2048
 _READ_TRIES = 100
@@ -53,6 +54,8 @@ class Request(enum.IntFlag):
 
     STOP = 1
     """Stop after a step that all workers have made, save the state and exit."""
+    DIE = 2
+    """The SIGTERM that follows is meant: end at once, whatever else a worker does upon it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +152,10 @@ class ProgressPage:
         self._fields[6] |= 1 << fault
         self._write()
 
+    def accept_stop(self) -> None:
+        """Says that this worker will act on `Request.STOP`: it keeps backups."""
+        _COUNT.pack_into(self._page, _ACCEPTS_STOP_AT, 1)
+
     def requests(self) -> Request:
         """What the agent has asked for since the process began."""
         return Request(_COUNT.unpack_from(self._page, _REQUESTS_AT)[0])
@@ -167,6 +174,11 @@ class ProgressPage:
     def request(self, what: Request) -> None:
         """Asks the worker for something, besides what was asked before."""
         _COUNT.pack_into(self._page, _REQUESTS_AT, self.requests() | what)
+
+    @property
+    def accepts_stop(self) -> bool:
+        """Whether the worker will act on `Request.STOP`; others have to be killed."""
+        return _COUNT.unpack_from(self._page, _ACCEPTS_STOP_AT)[0] == 1
 
     def read(self) -> Progress:
         """What the worker wrote last.
