@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from drumbeat.cluster import faults
 from drumbeat.cluster.identity import Identity
 from drumbeat.launch import environment
 from drumbeat.launch.console import Console
+from drumbeat.launch.injection import NodeInjector, of_node
 from drumbeat.launch.parent import WorkerRequest
 from drumbeat.launch.plan import LocalTask, cluster_of, local_tasks, sync_sizes
 from drumbeat.launch.pmi import PmiServer, mpi_environment, shared_memory_path
@@ -61,6 +63,10 @@ class Attempt:
         watch: Gets the workers, and what MPI tells of them.
         collectives: "mpi" or "tensorflow".
         job_id: Names the job; 16 hexadecimal digits.
+        fired: Bit i is set where fault i of the settings has happened in earlier attempts.
+
+    Attributes:
+        fired: The same with those of this attempt, once `close` has returned.
     """
 
     def __init__(
@@ -76,6 +82,7 @@ class Attempt:
         watch: Watch,
         collectives: str,
         job_id: str,
+        fired: int = 0,
     ) -> None:
         self._settings = settings
         self._machine = machine
@@ -91,17 +98,32 @@ class Attempt:
         self._tasks = local_tasks(settings, client.roster, self._cluster)
         self._pmi: PmiServer | None = None
         self._pages: list[ProgressPage] = []
+        self.fired = fired
+        self._injector: NodeInjector | None = None
+        self._injecting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Forks the workers.
 
         Raises:
             ParentError: The parent is gone or does not answer.
+            ConfigError: A fault is to strike a worker that this job doesn't have.
         """
+        settings, world_size = self._settings, self._cluster.world_size
+        faults.check_places(settings.faults, workers=world_size, nodes=settings.nodes)
         if self._collectives == "mpi" and not self._settings.lone_task:
             self._pmi = self._serve_mpi()
         for task in self._tasks:
             self._watch.add(await self._start(task))
+        if mine := of_node(settings.faults, settings.node_rank, self.fired):
+            self._injector = NodeInjector(
+                mine,
+                pages=self._pages,
+                signal_workers=self._parent.signal_workers,
+                tell=self._client.tell,
+                note=self._console.note,
+            )
+            self._injecting = asyncio.ensure_future(self._injector.run())
 
     async def stop(self, grace_s: float, hurry: asyncio.Event) -> None:
         """TERM, then KILL after the grace, or at once when there is a hurry."""
@@ -117,10 +139,16 @@ class Attempt:
 
     async def close(self) -> None:
         """Takes what the workers, ended by now, have written, and removes what they left."""
+        if self._injector is not None and self._injecting is not None:
+            self._injecting.cancel()
+            await asyncio.gather(self._injecting, return_exceptions=True)
+            self.fired |= self._injector.fired
+        self.fired |= self._watch.fired
         await self._console.drain(DRAIN_TIMEOUT_S)
         if self._pmi is not None:
             await self._pmi.close()
         for page in self._pages:
+            self.fired |= page.read().fired
             page.close()
 
     def _serve_mpi(self) -> PmiServer:
@@ -209,7 +237,11 @@ class Attempt:
             command=settings.command,
             is_module=settings.is_module,
             args=list(settings.args),
-            variables={**self._console.variables(task.name), **worker.variables},
+            variables={
+                **self._console.variables(task.name),
+                **worker.variables,
+                faults.VARIABLE: faults.for_worker(settings.faults, task.rank, self.fired),
+            },
             folder=str(machine.folder),
             cpus=list(worker.cpus),
             failure_path=str(failure_path),

@@ -58,6 +58,8 @@ class Watch:
         self._changed = asyncio.Event()
         self._aborts: dict[str, int] = {}
         self._untold: list[Failure] = []
+        self.fired = 0
+        """Faults of `--inject` that other agents have told of before they struck."""
 
     def add(self, worker: Worker) -> None:
         """Watches one more worker."""
@@ -214,6 +216,8 @@ class Watch:
             event = await self._meeting.client.events.get()
             reason = str(event.get("reason", ""))
             match event.get("type"):
+                case "fired":
+                    self.fired |= 1 << int(event.get("fault", 0))
                 case "failed":
                     self._record(Failure.from_event(event))
                 case "node_lost":
