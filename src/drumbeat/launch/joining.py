@@ -103,8 +103,14 @@ class Joining:
                         return message
                     case "waiting":
                         self._missing, self._refused = message["missing"], message["refused"]
+                    case "ping":
+                        channel.send({"type": "beat"})
                     case "refused" | "closing" as kind:
-                        raise RendezvousError(_turned_away(kind, str(message["reason"])))
+                        reason = _turned_away(kind, str(message["reason"]))
+                        if message.get("again") is not True:
+                            raise RendezvousError(reason)
+                        self._problem = reason
+                        break
         except asyncio.TimeoutError:
             self._problem = "it fell silent"
         except OSError as error:

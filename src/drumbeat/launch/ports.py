@@ -1,13 +1,17 @@
-"""Local addresses: reserved ports, and the interface that carries an address."""
+"""Local addresses: ports to reserve or listen at, the interface that carries an address."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import ipaddress
 import socket
 import struct
 from pathlib import Path
 from types import TracebackType
+
+from drumbeat.errors import RendezvousError
 
 _SIOCGIFADDR = 0x8915
 _RDMA_DEVICES = Path("/sys/class/infiniband")
@@ -95,3 +99,55 @@ def _bound_socket() -> socket.socket:
         held.close()
         raise
     return held
+
+
+def listen_at(address: tuple[str, int]) -> socket.socket:
+    """A socket that listens at `address`, for the rendezvous.
+
+    A name, or an address that is not this machine's own (NAT), means all of its
+    addresses.
+
+    Raises:
+        RendezvousError: The port is in use or not permitted.
+    """
+    host, port = address
+    try:
+        return _bind(host if _is_literal(host) else "", port)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise _cannot_listen(error, address) from None
+    try:
+        return _bind("", port)
+    except OSError as error:
+        raise _cannot_listen(error, address) from None
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    if not host and socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=128)
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
+
+
+def _cannot_listen(error: OSError, address: tuple[str, int]) -> RendezvousError:
+    host, port = address
+    if error.errno == errno.EADDRINUSE:
+        return RendezvousError(
+            f"Port {port}, at which node 0 should host the rendezvous ({host}:{port}), is in use "
+            "by another process. End that process (perhaps an earlier run), or give every machine "
+            "another port with --rendezvous HOST:PORT."
+        )
+    return RendezvousError(
+        f"Node 0 can't host the rendezvous at {host}:{port}: {error.strerror or error}. Give every "
+        "machine another address with --rendezvous HOST:PORT."
+    )

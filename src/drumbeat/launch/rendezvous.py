@@ -15,9 +15,9 @@ from drumbeat.errors import RendezvousError
 from drumbeat.launch import wire
 from drumbeat.launch.joining import Joining, beat
 from drumbeat.launch.rendezvous_server import Server
-from drumbeat.launch.roster import Node, check_token, parse_roster
+from drumbeat.launch.roster import Node, NodesLost, check_token, parse_roster
 
-__all__ = ["Client", "Node", "Server"]
+__all__ = ["Client", "Node", "NodesLost", "Server"]
 
 
 class Client:
@@ -31,7 +31,9 @@ class Client:
             "node_rank": k, "host": ..., "reason": ...} when a node drops out
             without goodbye, "node_left" when it leaves, and "rendezvous_lost"
             or "rendezvous_closed" with a "reason" when this node has lost touch
-            with all others.
+            with all others; with "again" where those are about to meet anew.
+        lost: The first of these events that tells of a loss, not of a goodbye; None
+            as long as all nodes can be reached or have left.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Client:
         self.roster = roster
         self.job_id = job_id
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.lost: dict[str, Any] | None = None
         self._channel = channel
         self._heartbeat_s = heartbeat_s
         self._lost_after_s = lost_after_s
@@ -138,14 +141,15 @@ class Client:
                 same on each, and hold this node.
 
         Raises:
-            RendezvousError: The deadline passed, a missing node is gone, or two
+            NodesLost: A missing node is lost, or this node has lost touch.
+            RendezvousError: The deadline passed, a missing node has left, or two
                 nodes bring different values for the same key. Names them.
         """
         channel = self._channel
         if channel is None:
             return dict(contribution)
         if self._closed_because:
-            raise RendezvousError(f"Can't wait for the other nodes: {self._closed_because}.")
+            raise self._error(f"Can't wait for the other nodes: {self._closed_because}.")
         assert name not in self._fences, f"this node is at the fence {name!r} already"  # noqa: S101
         arrived: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._fences[name] = arrived
@@ -178,34 +182,42 @@ class Client:
         if self._channel is not None:
             self._send({"type": "tell", "event": event})
 
-    async def leave(self) -> None:
-        """Says goodbye, so that the others do not take this node for lost. Repeatable."""
+    async def leave(self, *, again: bool = False) -> None:
+        """Says goodbye, so that the others do not take this node for lost. Repeatable.
+
+        Args:
+            again: To meet anew; the others then are told of a loss.
+        """
         tasks, self._tasks = self._tasks, ()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._channel is not None and tasks:
             with contextlib.suppress(OSError):
-                self._channel.send({"type": "leave"})
+                self._channel.send({"type": "leave", "again": again})
             await self._channel.close()
             self._end("this node has left the job")
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._channel is not None  # noqa: S101
         if self._closed_because:
-            raise RendezvousError(f"Can't reach the other nodes: {self._closed_because}.")
+            raise self._error(f"Can't reach the other nodes: {self._closed_because}.")
         try:
             self._channel.send(message)
         except OSError as error:
-            raise RendezvousError(f"Can't reach the other nodes: {error}.") from None
+            raise NodesLost(f"Can't reach the other nodes: {error}.") from None
+
+    def _error(self, text: str) -> RendezvousError:
+        return RendezvousError(text) if self.lost is None else NodesLost(text)
 
     async def _listen(self, channel: wire.Channel) -> None:
-        kind = "rendezvous_lost"
+        kind, again = "rendezvous_lost", True
         try:
             while True:
                 message = await channel.receive(self._lost_after_s)
                 if message["type"] == "closing":
                     kind, reason = "rendezvous_closed", str(message["reason"])
+                    again = message.get("again") is True
                     break
                 self._handle(message)
         except asyncio.TimeoutError:
@@ -216,19 +228,29 @@ class Client:
         except (wire.WireError, OSError) as error:
             reason = f"the connection to the rendezvous at {channel.peer} was lost: {error}"
         channel.abort()
+        event = {"type": kind, "reason": reason, "again": again}
+        if again and self.lost is None:
+            self.lost = event
         self._end(reason)
-        self.events.put_nowait({"type": kind, "reason": reason})
+        self.events.put_nowait(event)
 
     def _handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "event":
-            self.events.put_nowait(message["event"])
+            event = message["event"]
+            if event.get("type") == "node_lost" and self.lost is None:
+                self.lost = event
+            self.events.put_nowait(event)
+        elif message["type"] == "ping":
+            with contextlib.suppress(RendezvousError):
+                self._send({"type": "beat"})
         elif message["type"] == "fence":
             waiting = self._fences.get(message["name"])
             if waiting is None or waiting.done():
                 return
             if "failed" in message:
+                kind = NodesLost if message.get("lost") else RendezvousError
                 waiting.set_exception(
-                    RendezvousError(
+                    kind(
                         f"Waiting for the other nodes at {message['name']!r} failed: "
                         f"{message['failed']}"
                     )
@@ -240,6 +262,4 @@ class Client:
         self._closed_because = reason
         for waiting in self._fences.values():
             if not waiting.done():
-                waiting.set_exception(
-                    RendezvousError(f"Waiting for the other nodes failed: {reason}.")
-                )
+                waiting.set_exception(self._error(f"Waiting for the other nodes failed: {reason}."))

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import logging
 import secrets
-import socket
+from collections import Counter
 from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from drumbeat.errors import RendezvousError
 from drumbeat.launch import wire
+from drumbeat.launch.ports import listen_at
 from drumbeat.launch.roster import Node, check_token, missing_nodes, parse_node, refusal
 
 _log = logging.getLogger(__name__)
 _HALF_OPEN = 64
+_PING_BEATS = 2
+_PING_POLL_S = 0.02
 
 
 @dataclass
@@ -52,8 +53,10 @@ class Server:
         self._channels: dict[int, wire.Channel] = {}
         self._started = False
         self._gone: dict[int, str] = {}
+        self._left: set[int] = set()
+        self._heard: Counter[int] = Counter()
         self._fences: dict[str, _Fence] = {}
-        self._failed_fences: dict[str, str] = {}
+        self._failed_fences: dict[str, tuple[str, bool]] = {}
         self._refused: list[str] = []
 
     @classmethod
@@ -77,7 +80,7 @@ class Server:
         """
         server = cls(token, num_nodes, heartbeat_s=heartbeat_s, lost_after_s=lost_after_s)
         check_token(token)
-        listening = _listen(address)
+        listening = listen_at(address)
         server._listener = await asyncio.start_server(server._accept, sock=listening)
         server._spawn(server._beat())
         return server
@@ -89,14 +92,21 @@ class Server:
         host, port = self._listener.sockets[0].getsockname()[:2]
         return ("127.0.0.1" if host in ("::", "0.0.0.0") else host), port
 
-    async def close(self, reason: str = "node 0 has closed the rendezvous") -> None:
-        """Tells all nodes that are still here `reason`, and frees the port."""
+    async def close(
+        self, reason: str = "node 0 has closed the rendezvous", *, again: bool = False
+    ) -> None:
+        """Tells all nodes that are still here `reason`, and frees the port.
+
+        Args:
+            reason: A part of a sentence.
+            again: The nodes are to meet anew, at the same address.
+        """
         if self._listener is not None:
             self._listener.close()
         for fence in self._fences.values():
             if fence.timer:
                 fence.timer.cancel()
-        self._broadcast({"type": "closing", "reason": reason})
+        self._broadcast({"type": "closing", "reason": reason, "again": again})
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -125,7 +135,7 @@ class Server:
             writer.close()
             return
         channel, request = greeted
-        node = self._admit(channel, request)
+        node = await self._admit(channel, request)
         if node is not None:
             await self._converse(node, channel)
         await channel.close()
@@ -153,24 +163,48 @@ class Server:
         self._refused = [*self._refused[-3:], reason]
         self._announce()
 
-    def _admit(self, channel: wire.Channel, request: Mapping[str, Any]) -> Node | None:
+    async def _admit(self, channel: wire.Channel, request: Mapping[str, Any]) -> Node | None:
+        again = False
         try:
             node = parse_node(request.get("node"))
-            reason = refusal(node, request.get("num_nodes"), self._nodes, self._num_nodes)
+            await self._make_way(node.node_rank)
+            here = {rank: other for rank, other in self._nodes.items() if rank not in self._gone}
+            reason = refusal(node, request.get("num_nodes"), here, self._num_nodes)
         except RendezvousError as error:
             node, reason = None, str(error)
         if reason is None and self._started:
-            reason = f"The job has started already; {node} can't join it any more."
+            # It replaces one that is lost; the others will meet it as soon as they know that.
+            reason, again = "the job has not noticed yet that it lost a node", True
         if node is None or reason is not None:
-            self._note_refusal(channel.peer, reason or "")
+            if not again:
+                self._note_refusal(channel.peer, reason or "")
             with contextlib.suppress(OSError):
-                channel.send({"type": "refused", "reason": reason})
+                channel.send({"type": "refused", "reason": reason, "again": again})
             return None
         self._nodes[node.node_rank] = node
         self._channels[node.node_rank] = channel
         self._started = len(self._nodes) == self._num_nodes
         self._announce()
         return node
+
+    async def _make_way(self, rank: int) -> None:
+        """Removes the node with this rank if it is dead and nobody has noticed.
+
+        A machine that crashed does not close its connections; the node may be back
+        before they are missed.
+        """
+        channel = self._channels.get(rank)
+        if channel is None:
+            return
+        heard = self._heard[rank]
+        self._send(rank, {"type": "ping"})
+        deadline = asyncio.get_running_loop().time() + _PING_BEATS * self._heartbeat_s
+        while asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(_PING_POLL_S)
+            if self._heard[rank] != heard or self._channels.get(rank) is not channel:
+                return
+        channel.abort()
+        self._remove(self._nodes[rank], channel, "it did not answer when it was started again")
 
     def _announce(self) -> None:
         """Tells the waiting nodes who is missing, or that all are here."""
@@ -187,7 +221,9 @@ class Server:
         try:
             while True:
                 message = await channel.receive(self._lost_after_s)
+                self._heard[node.node_rank] += 1
                 if message.get("type") == "leave":
+                    reason = "it meets the others anew" if message.get("again") is True else ""
                     break
                 self._handle(node, message)
         except asyncio.TimeoutError:
@@ -196,11 +232,13 @@ class Server:
             reason = str(error)
         except (KeyError, TypeError) as error:
             reason = f"it sent a malformed message ({error!r})"
-        self._remove(node, reason)
+        self._remove(node, channel, reason)
 
-    def _remove(self, node: Node, lost_because: str) -> None:
+    def _remove(self, node: Node, channel: wire.Channel, lost_because: str) -> None:
         rank = node.node_rank
-        self._channels.pop(rank, None)
+        if self._channels.get(rank) is not channel:
+            return  # removed already, to make way
+        del self._channels[rank]
         if not self._started:
             # It may come back: a restarted machine is a machine that joins.
             self._nodes.pop(rank, None)
@@ -209,7 +247,9 @@ class Server:
         self._gone[rank] = f"was lost: {lost_because}" if lost_because else "has left the job"
         event: dict[str, object] = {"node_rank": rank, "host": node.host, "reason": lost_because}
         event["type"] = "node_lost" if lost_because else "node_left"
-        if lost_because:
+        if not lost_because:
+            self._left.add(rank)
+        else:
             _log.warning("%s was lost: %s", node, lost_because)
         self._broadcast({"type": "event", "event": event})
         for name in tuple(self._fences):
@@ -228,7 +268,8 @@ class Server:
     def _enter_fence(self, node: Node, message: dict[str, Any]) -> None:
         name, timeout_s = message["name"], message["timeout_s"]
         if name in self._failed_fences:
-            self._answer_fence(node.node_rank, name, failed=self._failed_fences[name])
+            reason, lost = self._failed_fences[name]
+            self._answer_fence(node.node_rank, name, failed=reason, lost=lost)
             return
         among = message["among"]
         fence = self._fences.setdefault(
@@ -245,7 +286,8 @@ class Server:
         missing = [rank for rank in fence.among if rank not in fence.values]
         gone = next((rank for rank in missing if rank in self._gone), None)
         if gone is not None:
-            self._fail_fence(name, f"{self._nodes[gone]} {self._gone[gone]}.")
+            reason = f"{self._nodes[gone]} {self._gone[gone]}."
+            self._fail_fence(name, reason, lost=gone not in self._left)
         elif not missing:
             merged, conflict = self._merge(fence)
             if conflict:
@@ -281,14 +323,14 @@ class Server:
         who = missing_nodes(missing, [str(self._nodes[rank]) for rank in sorted(self._nodes)])
         self._fail_fence(name, f"after {timeout_s:g} s {who} had not arrived.")
 
-    def _fail_fence(self, name: str, reason: str) -> None:
+    def _fail_fence(self, name: str, reason: str, *, lost: bool = False) -> None:
         fence = self._end_fence(name)
         # Bounded; the oldest are those nobody can still be on the way to.
         for old in list(self._failed_fences)[:-255]:
             del self._failed_fences[old]
-        self._failed_fences[name] = reason
+        self._failed_fences[name] = reason, lost
         for rank in fence.values:
-            self._answer_fence(rank, name, failed=reason)
+            self._answer_fence(rank, name, failed=reason, lost=lost)
 
     def _end_fence(self, name: str) -> _Fence:
         fence = self._fences.pop(name)
@@ -315,47 +357,3 @@ class Server:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             self._broadcast({"type": "beat"})
-
-
-def _listen(address: tuple[str, int]) -> socket.socket:
-    host, port = address
-    try:
-        return _bind(host if _is_literal(host) else "", port)
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise _cannot_listen(error, address) from None
-    try:
-        return _bind("", port)
-    except OSError as error:
-        raise _cannot_listen(error, address) from None
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    if not host and socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128
-        )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=128)
-
-
-def _is_literal(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return host == "localhost"
-    return True
-
-
-def _cannot_listen(error: OSError, address: tuple[str, int]) -> RendezvousError:
-    host, port = address
-    if error.errno == errno.EADDRINUSE:
-        return RendezvousError(
-            f"Port {port}, at which node 0 should host the rendezvous ({host}:{port}), is in use "
-            "by another process. End that process (perhaps an earlier run), or give every machine "
-            "another port with --rendezvous HOST:PORT."
-        )
-    return RendezvousError(
-        f"Node 0 can't host the rendezvous at {host}:{port}: {error.strerror or error}. Give every "
-        "machine another address with --rendezvous HOST:PORT."
-    )

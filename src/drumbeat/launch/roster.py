@@ -10,6 +10,13 @@ from pydantic import TypeAdapter, ValidationError
 from drumbeat.errors import RendezvousError
 
 
+class NodesLost(RendezvousError):
+    """A node that is waited for is gone without goodbye, or this one has lost touch.
+
+    Those that are left can meet anew.
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """What one agent says of itself to the others.

@@ -1,0 +1,141 @@
+"""What the agents know of the job's attempts, and what follows for all of them. Pure.
+
+Before every attempt each agent brings its `Standing` to a fence. All agents
+compute from the same standings, so they take the same decision, and a node
+that has come to replace another learns what the job has been through.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from pydantic import TypeAdapter, ValidationError
+
+from drumbeat.control.restart import Ended
+from drumbeat.errors import RendezvousError
+from drumbeat.launch.failures import Failure, root_cause
+
+# All texts together stay well below what agents accept in one message.
+_TEXTS_BYTES = 2 * 1024 * 1024
+_KEY = "standing:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What one agent knows.
+
+    Attributes:
+        job_id: The job's name; "" if the agent has just been started.
+        history: How the attempts have ended that all have agreed on.
+        failure: Why the attempt after those has ended, as seen here; None if none has.
+        furthest: Finished steps that a worker of this node reached in it.
+        snapshot: Step of the newest snapshot on this node; -1 for none.
+    """
+
+    job_id: str = ""
+    history: tuple[Ended, ...] = ()
+    failure: Failure | None = None
+    furthest: int = 0
+    snapshot: int = -1
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts have ended."""
+        return len(self.history) + (self.failure is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """What all agents make of their standings.
+
+    Attributes:
+        job_id: The job's name; "" if all agents have just been started.
+        history: How all attempts so far have ended.
+        cause: Why the last of them did; None if nobody has seen it.
+        snapshot: Step of the newest snapshot on any node; -1 for none.
+    """
+
+    job_id: str
+    history: tuple[Ended, ...]
+    cause: Failure | None
+    snapshot: int
+
+
+_HISTORY = TypeAdapter(tuple[Ended, ...])
+
+
+def to_values(standing: Standing, node_rank: int, num_nodes: int) -> dict[str, str]:
+    """A standing as what a node brings to a fence."""
+    content = {
+        "job_id": standing.job_id,
+        "history": [asdict(ended) for ended in standing.history],
+        "failure": None,
+        "furthest": standing.furthest,
+        "snapshot": standing.snapshot,
+    }
+    if standing.failure is not None:
+        event = standing.failure.to_event()
+        content["failure"] = {**event, "text": event["text"][-(_TEXTS_BYTES // num_nodes) :]}
+    return {f"{_KEY}{node_rank}": json.dumps(content)}
+
+
+def from_values(values: Mapping[str, str]) -> list[Standing]:
+    """The standings that came together in a fence, by node rank.
+
+    Raises:
+        RendezvousError: One is malformed.
+    """
+    ranks = sorted(int(key.removeprefix(_KEY)) for key in values if key.startswith(_KEY))
+    return [_parse(values[f"{_KEY}{rank}"]) for rank in ranks]
+
+
+def agree(standings: list[Standing]) -> Agreement:
+    """What follows from what all agents know.
+
+    Who has seen most attempts knows the job; failures of an earlier attempt than the
+    last are old news. Among several failures of the last, `root_cause` decides.
+
+    Args:
+        standings: Those of all nodes, by node rank; at least one.
+    """
+    attempts = max(standing.attempts for standing in standings)
+    witness = next(standing for standing in standings if standing.attempts == attempts)
+    history = max((standing.history for standing in standings), key=len)
+    seen = [standing for standing in standings if standing.attempts == attempts]
+    failures = [standing.failure for standing in seen if standing.failure is not None]
+    cause = root_cause(failures) if failures else None
+    if cause is not None and len(history) < attempts:
+        furthest = max(standing.furthest for standing in seen)
+        ended = Ended(
+            kind=cause.policy_kind,
+            what=cause.policy_what,
+            step=cause.step,
+            furthest=max(furthest, cause.step),
+        )
+        history = (*history, ended)
+    return Agreement(
+        job_id=witness.job_id,
+        history=history,
+        cause=cause,
+        snapshot=max(standing.snapshot for standing in standings),
+    )
+
+
+def _parse(text: str) -> Standing:
+    try:
+        content = json.loads(text)
+        failure = content["failure"]
+        return Standing(
+            job_id=str(content["job_id"]),
+            history=_HISTORY.validate_python(content["history"]),
+            failure=None if failure is None else Failure.from_event(failure),
+            furthest=int(content["furthest"]),
+            snapshot=int(content["snapshot"]),
+        )
+    except (ValueError, TypeError, KeyError, ValidationError) as error:
+        raise RendezvousError(
+            f"An agent told malformed things of the job ({error!r}). Install the same version of "
+            "drumbeat on every machine."
+        ) from None
