@@ -25,7 +25,7 @@ from drumbeat.launch.watch import Watch, Worker
 from drumbeat.state.memory import FDS_VARIABLE as MEMORY_VARIABLE
 from drumbeat.state.memory import SnapshotMemory
 from drumbeat.state.progress import FD_VARIABLE as PROGRESS_VARIABLE
-from drumbeat.state.progress import ProgressPage
+from drumbeat.state.progress import ProgressPage, Request
 
 DRAIN_TIMEOUT_S = 0.5
 
@@ -97,7 +97,7 @@ class Attempt:
         self._cluster = cluster_of(settings, client.roster)
         self._tasks = local_tasks(settings, client.roster, self._cluster)
         self._pmi: PmiServer | None = None
-        self._pages: list[ProgressPage] = []
+        self._pages: dict[str, ProgressPage] = {}
         self.fired = fired
         self._injector: NodeInjector | None = None
         self._injecting: asyncio.Task[None] | None = None
@@ -125,11 +125,26 @@ class Attempt:
             )
             self._injecting = asyncio.ensure_future(self._injector.run())
 
+    def ask_to_stop(self) -> bool:
+        """Asks workers that keep backups to save their state and end, all after the same step.
+
+        Returns:
+            Whether one was asked. The workers of other nodes then hear of it from it.
+        """
+        asked = [name for name, page in self._pages.items() if page.accepts_stop]
+        for name in asked:
+            self._pages[name].request(Request.STOP)
+            # Those that don't train at the moment don't look.
+            self._parent.notify_worker(name, signal.SIGTERM)
+        return bool(asked)
+
     async def stop(self, grace_s: float, hurry: asyncio.Event) -> None:
         """TERM, then KILL after the grace, or at once when there is a hurry."""
         parent = self._parent
         if not parent.running:
             return
+        for page in self._pages.values():
+            page.request(Request.DIE)
         parent.signal_workers(signal.SIGTERM)
         hurried = asyncio.ensure_future(hurry.wait())
         ended = asyncio.gather(*parent.running, return_exceptions=True)
@@ -197,7 +212,7 @@ class Attempt:
             names.append("PMI_FD")
             mpi = self._mpi_variables(task.rank, fds[-1])
         page = ProgressPage.create()
-        self._pages.append(page)
+        self._pages[task.name] = page
         shared, shared_names = self._shared(task, page)
         request = self._request(task, mpi, failure_path, [*names, *shared_names])
         try:

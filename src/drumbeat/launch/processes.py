@@ -138,10 +138,35 @@ class ParentProcess:
 
     def signal_workers(self, number: signal.Signals) -> None:
         """Sends a signal to the process groups of all workers that have not ended."""
-        for name, pid in self._pids.items():
-            if not self._ends[name].done() and pid.done() and not pid.exception():
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid.result(), number)
+        for name in self._pids:
+            self.signal_worker(name, number)
+
+    def signal_worker(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to the process group of a worker, if it has not ended."""
+        pid = self.pid_of(name)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)
+
+    def pid_of(self, name: str) -> int | None:
+        """The process id of a worker that has not ended."""
+        pid = self._pids[name]
+        if self._ends[name].done() or not pid.done() or pid.exception():
+            return None
+        return pid.result()
+
+    def code_of(self, name: str) -> int | None:
+        """As `end_of`, but None as long as it has not ended."""
+        end = self._ends[name]
+        return None if not end.done() or end.exception() else end.result()
+
+    def notify_worker(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to a worker that has not ended, and not to what it has started."""
+        pid, end = self._pids.get(name), self._ends.get(name)
+        if pid is None or end is None or end.done() or not pid.done() or pid.exception():
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid.result(), number)
 
     @property
     def running(self) -> list[asyncio.Future[int]]:
