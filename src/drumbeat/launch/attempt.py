@@ -118,7 +118,7 @@ class Attempt:
         if mine := of_node(settings.faults, settings.node_rank, self.fired):
             self._injector = NodeInjector(
                 mine,
-                pages=self._pages,
+                pages=list(self._pages.values()),
                 signal_workers=self._parent.signal_workers,
                 tell=self._client.tell,
                 note=self._console.note,
@@ -162,7 +162,7 @@ class Attempt:
         await self._console.drain(DRAIN_TIMEOUT_S)
         if self._pmi is not None:
             await self._pmi.close()
-        for page in self._pages:
+        for page in self._pages.values():
             self.fired |= page.read().fired
             page.close()
 

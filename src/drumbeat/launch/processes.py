@@ -162,11 +162,10 @@ class ParentProcess:
 
     def notify_worker(self, name: str, number: signal.Signals) -> None:
         """Sends a signal to a worker that has not ended, and not to what it has started."""
-        pid, end = self._pids.get(name), self._ends.get(name)
-        if pid is None or end is None or end.done() or not pid.done() or pid.exception():
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid.result(), number)
+        pid = self.pid_of(name)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
 
     @property
     def running(self) -> list[asyncio.Future[int]]:
