@@ -9,7 +9,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumbeat.errors import DrumbeatError
+from drumbeat.control.restart import Kind
+from drumbeat.errors import DrumbeatError, Preempted
 from drumbeat.launch import environment
 from drumbeat.launch.attempt import Attempt, Machine
 from drumbeat.launch.console import Console
@@ -24,6 +25,10 @@ from drumbeat.state.memory import SnapshotMemory
 STOP_GRACE_S = 2.0
 FAILURE_GRACE_S = 1.0
 TELL_TIMEOUT_S = 5.0
+_PREEMPTED = (
+    "The workers have saved their state and stopped. The same command goes on from there "
+    f"(exit code {Preempted.exit_code})."
+)
 SLOW_START_S = 8.0  # After this long without a sign, say what is going on.
 
 
@@ -74,6 +79,7 @@ class Agent:
         self._attempt: Attempt | None = None
         self._memory = SnapshotMemory.create()
         self._signals: list[signal.Signals] = []
+        self._asked = False
         self._stopped = asyncio.Event()
         self._decided: Outcome | None = None
         self._hurry = asyncio.Event()
@@ -115,9 +121,29 @@ class Agent:
         if self._signals:
             self._hurry.set()
             return
+        if number == signal.SIGTERM and self._preempt():
+            return
         self._signals.append(number)
         self._console.note(f"Stopping the workers ({number.name}); once more to kill them at once.")
         self._stopped.set()
+
+    def _preempt(self) -> bool:
+        """Has workers that keep backups save their state, once and within the grace."""
+        if self._asked or self._attempt is None or not self._attempt.ask_to_stop():
+            return False
+        self._asked = True
+        grace_s = self._settings.grace_s
+        self._console.note(
+            f"Stopping after a common step and saving the state (SIGTERM; {grace_s:g} s for it); "
+            "once more to stop at once."
+        )
+        asyncio.get_running_loop().call_later(grace_s, self._end_grace)
+        return True
+
+    def _end_grace(self) -> None:
+        if not self._signals:
+            self._console.note("The grace is over; the last backup has to do. --grace allows more.")
+            self._on_signal(signal.SIGTERM)
 
     def _shown_chief(self) -> str:
         settings = self._settings
@@ -218,6 +244,9 @@ class Agent:
         self._grace_s = FAILURE_GRACE_S
         if failures:
             cause = root_cause(failures)
+            if cause.policy_kind is Kind.PREEMPTED:
+                await self._attempt.let_save(self._settings.grace_s, self._hurry)
+                return Outcome(code=cause.exit_code, summary=_PREEMPTED)
             return Outcome(code=cause.exit_code, heading=cause.heading, body=cause.text)
         seconds = time.monotonic() - self._began_s
         summary = f"Finished in {seconds:.1f} s. Logs are in {self._run_dir}"

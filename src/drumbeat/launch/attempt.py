@@ -131,12 +131,18 @@ class Attempt:
         Returns:
             Whether one was asked. The workers of other nodes then hear of it from it.
         """
-        asked = [name for name, page in self._pages.items() if page.accepts_stop]
-        for name in asked:
-            self._pages[name].request(Request.STOP)
-            # Those that don't train at the moment don't look.
-            self._parent.notify_worker(name, signal.SIGTERM)
-        return bool(asked)
+        accepting = {name: page for name, page in self._pages.items() if page.accepts_stop}
+        for name, page in accepting.items():
+            if not page.requests() & Request.STOP:
+                page.request(Request.STOP)
+                # Those that don't train at the moment don't look.
+                self._parent.notify_worker(name, signal.SIGTERM)
+        return bool(accepting)
+
+    async def let_save(self, grace_s: float, hurry: asyncio.Event) -> None:
+        """After the first worker has stopped to make room: lets the others do so."""
+        self.ask_to_stop()
+        await self._ends(grace_s, hurry)
 
     async def stop(self, grace_s: float, hurry: asyncio.Event) -> None:
         """TERM, then KILL after the grace, or at once when there is a hurry."""
@@ -146,11 +152,14 @@ class Attempt:
         for page in self._pages.values():
             page.request(Request.DIE)
         parent.signal_workers(signal.SIGTERM)
+        await self._ends(grace_s, hurry)
+        parent.signal_workers(signal.SIGKILL)
+
+    async def _ends(self, grace_s: float, hurry: asyncio.Event) -> None:
         hurried = asyncio.ensure_future(hurry.wait())
-        ended = asyncio.gather(*parent.running, return_exceptions=True)
+        ended = asyncio.gather(*self._parent.running, return_exceptions=True)
         await asyncio.wait({hurried, ended}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
-        parent.signal_workers(signal.SIGKILL)
 
     async def close(self) -> None:
         """Takes what the workers, ended by now, have written, and removes what they left."""
@@ -165,6 +174,7 @@ class Attempt:
         for page in self._pages.values():
             self.fired |= page.read().fired
             page.close()
+        self._pages.clear()
 
     def _serve_mpi(self) -> PmiServer:
         client, settings, watch = self._client, self._settings, self._watch

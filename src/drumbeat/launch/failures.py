@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumbeat.control.restart import Kind
+from drumbeat.errors import Preempted
 
 TEXT_LIMIT = 16 * 1024
 WHAT_LIMIT = 300
@@ -59,6 +60,8 @@ class Failure:
             return self.kind
         if self.consequence:
             return Kind.ECHO
+        if self.code == Preempted.exit_code:
+            return Kind.PREEMPTED
         if self.code < 0:
             return Kind.CRASH if self.code in _BUGS else Kind.KILLED
         return Kind.EXIT
