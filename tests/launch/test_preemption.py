@@ -63,6 +63,16 @@ def test_a_worker_that_is_told_by_itself_tells_the_others(jobs):
     assert "saved" in result.log("worker-0")
 
 
+def test_a_platform_that_tells_every_process_of_the_node(jobs):
+    job = started(jobs, "training")
+    for process in job.family():
+        process.terminate()
+    job.process.send_signal(signal.SIGTERM)
+    result = job.end(15)
+    assert result.code == 75, result.out
+    assert "saved" in result.log("worker-0")
+
+
 @pytest.mark.parametrize(("grace", "again_s"), [("1", None), ("30", 0.5)])
 def test_workers_that_do_not_save_in_time_are_killed(jobs, grace, again_s):
     job = started(jobs, "hangs", options=("-n", "2", "--grace", grace))

@@ -266,8 +266,9 @@ def main(argv: list[str]) -> None:
     """Entry point: `argv` is the socket's descriptor, the agent's pid and the preload module."""
     fd, agent_pid, preload_name = int(argv[0]), int(argv[1]), argv[2]
     die_with_parent(agent_pid)
-    # Ctrl-C and hang-ups are the agent's to handle, also when a terminal sends them to all.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Signals are the agent's to handle, also when a terminal or a platform sends them to all.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     agent = socket.socket(fileno=fd)
     os.set_inheritable(fd, False)
     preload = importlib.import_module(preload_name)
