@@ -1,0 +1,221 @@
+"""Injects failures into training jobs, and compares what comes out with undisturbed ones.
+
+    make chaos                              # 100 faults, about 15 minutes on 2 cores
+    make chaos ARGS='--faults 20 --seed 7'
+
+Jobs of two and three workers, on one node and on two (two agents on this machine, of
+which the harness starts a killed one again, as a platform would), get faults drawn at
+random over kinds, ranks and steps. Each must end with the bytes of the undisturbed job
+with as many workers: weights, optimizer, history, callbacks' state, evaluation; and
+each example must have been trained exactly once in each epoch. Exit code 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import chaos_check as check
+import chaos_jobs
+from chaos_check import Cost, Made
+from chaos_jobs import ROOT, Ended, Job
+
+from drumbeat.cluster.faults import FaultKind
+
+# As in chaos_train.py, which imports TensorFlow.
+TRAINED, STEPS_PER_EPOCH, EPOCHS = 1400, 22, (6, 4)
+SHAPES = ((2,), (1, 1), (3,), (2, 1))
+FAULTS_PER_JOB = 8
+SNAPSHOT_EVERY = 10
+HANG_TIMEOUT_S = 10
+OPTIONS = ("--snapshot-every", str(SNAPSHOT_EVERY), "--hang-timeout", str(HANG_TIMEOUT_S))
+# How often of 25 faults each kind is drawn: most often what happens most often.
+WEIGHTS = {
+    FaultKind.KILL: 6,
+    FaultKind.CORRUPT_SNAPSHOT: 3,
+    FaultKind.CRASH: 2,
+    FaultKind.EXIT: 2,
+    FaultKind.RAISE: 2,
+    FaultKind.OOM: 2,
+    FaultKind.STOP: 1,
+    FaultKind.DELAY: 1,
+    FaultKind.SLOW: 1,
+    FaultKind.AGENT_KILL: 4,
+    FaultKind.PARTITION: 1,
+}
+NUMBERS = {
+    FaultKind.DELAY: ",seconds=0.5",
+    FaultKind.SLOW: ",seconds=0.05,steps=10",
+    FaultKind.EXIT: ",code=7",
+}
+# Shorter than what makes a node lost, and longer.
+PARTITIONS_S = (2, 12)
+MEDIAN_TARGET_S, WORST_TARGET_S = 3.0, 8.0
+
+
+@dataclass(kw_only=True)
+class Totals:
+    """What all jobs have shown."""
+
+    jobs: int = 0
+    problems: list[str] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
+
+
+def plan(seed: int, faults: int, shapes: Sequence[tuple[int, ...]]) -> list[Job]:
+    """Jobs that together have so many faults, drawn from the seed."""
+    rng = random.Random(seed)
+    bag = [kind for kind, weight in WEIGHTS.items() for _ in range(weight)]
+    kinds: list[FaultKind] = []
+    while len(kinds) < faults:
+        kinds += rng.sample(bag, len(bag))
+    kinds = kinds[:faults]
+    if all(len(shape) == 1 for shape in shapes):
+        kinds = [FaultKind.KILL if kind.is_of_node else kind for kind in kinds]
+    jobs = max(-(-faults // FAULTS_PER_JOB), min(len(shapes), faults))
+    drawn: list[list[FaultKind]] = [[] for _ in range(jobs)]
+    of = [shapes[number % len(shapes)] for number in range(jobs)]
+    for kind in sorted(kinds, key=lambda kind: not kind.is_of_node):
+        fitting = [n for n in range(jobs) if len(of[n]) > 1 or not kind.is_of_node]
+        drawn[min(fitting, key=lambda n: (len(drawn[n]), n))].append(kind)
+    return [_job(rng, shape, mine) for shape, mine in zip(of, drawn, strict=True)]
+
+
+def _job(rng: random.Random, shape: tuple[int, ...], kinds: Sequence[FaultKind]) -> Job:
+    # The last step is left out: nothing would come after it that could be measured.
+    steps = rng.sample(range(2, sum(EPOCHS) * STEPS_PER_EPOCH), len(kinds))
+    faults = []
+    for kind, step in sorted(zip(kinds, steps, strict=True), key=lambda pair: pair[1]):
+        place = rng.randrange(len(shape) if kind.is_of_node else sum(shape))
+        numbers = NUMBERS.get(kind, "")
+        if kind is FaultKind.PARTITION:
+            numbers = f",seconds={rng.choice(PARTITIONS_S)}"
+        where = "node" if kind.is_of_node else "rank"
+        faults.append(f"{kind.value}:{where}={place},step={step}{numbers}")
+    return Job(nodes=shape, faults=tuple(faults), options=OPTIONS)
+
+
+def ledgers(ended: Ended, job: Job) -> list[list[Made]]:
+    return [
+        check.ledger(ended.folder, rank, STEPS_PER_EPOCH, EPOCHS) for rank in range(sum(job.nodes))
+    ]
+
+
+class Chaos:
+    """Runs jobs, and for each shape of them an undisturbed one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.totals = Totals()
+        self._folder = folder
+        self._references: dict[tuple[int, ...], tuple[Ended, list[list[Made]]]] = {}
+
+    def reference(self, job: Job) -> tuple[Ended, list[list[Made]]]:
+        """The undisturbed job of the same shape, and its ledgers."""
+        if job.nodes not in self._references:
+            quiet = Job(nodes=job.nodes, options=job.options)
+            name = "undisturbed-" + "-".join(map(str, job.nodes))
+            ended = chaos_jobs.run(quiet, self._folder / name)
+            made = ledgers(ended, quiet)
+            wrong = [ended.problem] if ended.problem else []
+            wrong += check.not_once(made, STEPS_PER_EPOCH, TRAINED)
+            say(f"undisturbed, {job.shape}: {ended.seconds:.1f} s {'; '.join(wrong)}")
+            if wrong:
+                sys.exit(f"The undisturbed job failed: {wrong}. See {ended.folder}/output.txt")
+            self._references[job.nodes] = ended, made
+        return self._references[job.nodes]
+
+    def disturb(self, number: int, job: Job) -> None:
+        """Runs a job with its faults, and adds up what it shows."""
+        reference, wanted = self.reference(job)
+        say(f"job {number}, {job.shape}: {' '.join(job.faults)}")
+        ended = chaos_jobs.run(job, self._folder / f"job-{number}")
+        made = ledgers(ended, job)
+        wrong = check.differences(ended, reference, made, wanted)
+        wrong += check.not_once(made, STEPS_PER_EPOCH, TRAINED)
+        costs, missed = check.costs(job, ended, made)
+        wrong += missed
+        self.totals.jobs += 1
+        self.totals.costs += costs
+        self.totals.problems += [f"job {number}: {text}" for text in wrong]
+        verdict = "; ".join(wrong) if wrong else "as the undisturbed one"
+        say(f"  {ended.seconds:.1f} s, {verdict}")
+        for cost in costs:
+            say(f"    {cost.kind.value}: {cost.recovery_s:.2f} s, {cost.repeated} steps repeated")
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(costs: Sequence[Cost]) -> str:
+    """A row for each kind of fault, in Markdown."""
+    rows = ["| fault | survived | recovery, s: median | worst | steps repeated: median | worst |"]
+    rows.append("|---|---|---|---|---|---|")
+    for kind, mine in check.by_kind(costs).items():
+        seconds = [cost.recovery_s for cost in mine]
+        steps = [cost.repeated for cost in mine]
+        rows.append(
+            f"| {kind.value} | {len(mine)} | {statistics.median(seconds):.1f} | {max(seconds):.1f} "
+            f"| {statistics.median(steps):g} | {max(steps)} |"
+        )
+    return "\n".join(rows)
+
+
+def verdict(totals: Totals, seed: int, faults: int) -> str:
+    """The last line."""
+    costs = [cost for cost in totals.costs if cost.kind not in check.GOES_ON]
+    measured = "nothing was measured"
+    if costs:
+        seconds = [cost.recovery_s for cost in costs]
+        plain = [c.repeated for c in costs if c.kind is not FaultKind.CORRUPT_SNAPSHOT]
+        measured = (
+            f"recovery median {statistics.median(seconds):.1f} s (target {MEDIAN_TARGET_S:g}), "
+            f"worst {max(seconds):.1f} s (target {WORST_TARGET_S:g}), at most "
+            f"{max(plain, default=0)} steps repeated (interval {SNAPSHOT_EVERY})"
+        )
+    how = (
+        f"DIFFERENT: {'; '.join(totals.problems)}"
+        if totals.problems
+        else "every job ended with the bytes of the undisturbed one, each example once an epoch"
+    )
+    survived = f"{len(totals.costs)} of {faults} faults survived in {totals.jobs} jobs, seed {seed}"
+    return f"{survived}: {measured}; {how}."
+
+
+def shapes_of(texts: Iterable[str]) -> list[tuple[int, ...]]:
+    return [tuple(int(part) for part in text.split("+")) for text in texts]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--seed", type=int, help="default: a new one, which is printed")
+    parser.add_argument("--shapes", nargs="+", default=["2", "1+1", "3", "2+1"], metavar="2+1")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "chaos")
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    say(f"seed {seed}: the same with --faults {options.faults} --seed {seed}")
+    shutil.rmtree(options.out, ignore_errors=True)
+    chaos = Chaos(options.out)
+    began_s = time.monotonic()
+    for number, job in enumerate(plan(seed, options.faults, shapes_of(options.shapes))):
+        chaos.disturb(number, job)
+    totals = chaos.totals
+    print(table(totals.costs))
+    print(f"\n{verdict(totals, seed, options.faults)}")
+    figures = [[cost.kind.value, cost.recovery_s, cost.repeated] for cost in totals.costs]
+    report = {"seed": seed, "seconds": time.monotonic() - began_s, "problems": totals.problems}
+    (options.out / "chaos.json").write_text(json.dumps({**report, "costs": figures}, indent=1))
+    sys.exit(bool(totals.problems))
+
+
+if __name__ == "__main__":
+    main()
