@@ -23,7 +23,7 @@ from drumbeat.data.distributed import PlacedBatches
 from drumbeat.data.epochs import Epochs
 from drumbeat.data.order import Order
 from drumbeat.data.ordered import DistributedOrderedDataset, OrderedDataset
-from drumbeat.data.placed import placed_batches
+from drumbeat.data.placed import Reading, placed_batches
 from drumbeat.data.rows import BatchRows
 from drumbeat.data.shares import Shares
 from drumbeat.errors import DataError
@@ -134,6 +134,44 @@ class Watched:
         return 0
 
 
+@pytest.mark.parametrize(("repeats", "count"), [(1, 3), (1, 9), (3, 7), (None, 8)])
+def test_batches_left_out_at_the_beginning(folder: Path, repeats: int | None, count: int) -> None:
+    """What is left is what a whole iterator gives, and the next one has the next order."""
+    passes = ids(records(folder, shuffle=3).repeat(4))
+    orders = [passes[i : i + 4] for i in range(0, 16, 4)]
+    dataset = records(folder, shuffle=3)
+    whole = dataset if repeats == 1 else dataset.repeat(repeats)
+    rest = whole.skip(count)
+    assert isinstance(rest, OrderedDataset)
+    assert rest.element_spec == whole.element_spec
+    expected = sum(orders[: repeats or 3], [])[count:]
+    assert int(rest.cardinality()) == (len(expected) if repeats else tf.data.INFINITE_CARDINALITY)
+    assert ids(rest.take(len(expected))) == expected
+    if expected and repeats:
+        assert dataset.epoch == repeats
+        assert ids(whole)[:4] == orders[repeats]
+
+
+def test_what_is_left_out_is_not_loaded_and_each_worker_has_its_rows(folder: Path) -> None:
+    loaded: list[int] = []
+
+    def load(record: Any) -> Any:
+        number = as_number(record)
+        note = tf.numpy_function(lambda n: loaded.append(int(n)) or n, [number], tf.int64)
+        return tf.ensure_shape(note, [])
+
+    dataset = records(folder, load, shuffle=3)
+    expected = ids(dataset)[2:]
+    loaded.clear()
+    parts = []
+    for rank in range(3):
+        dataset.epoch = 0
+        pairs = local(dataset.skip(2), Shares.equal(3), rank)
+        parts.append([rows.numpy().tolist() for rows, _ in pairs])
+    assert [sum(batch, []) for batch in zip(*parts, strict=True)] == expected
+    assert sorted(loaded) == sorted(sum(expected, []))
+
+
 # Row 64 of the field report: every worker read and decoded all the data.
 @pytest.mark.parametrize("size", [2, 8])
 def test_each_row_is_read_and_loaded_by_one_worker_only(size: int) -> None:
@@ -151,11 +189,7 @@ def test_each_row_is_read_and_loaded_by_one_worker_only(size: int) -> None:
     for rank in range(size):
         source = Watched(count)
         pairs = placed_batches(
-            source,
-            load,
-            order,
-            Epochs(0),
-            1,
+            Reading(source, load, order, Epochs(0)),
             lambda total, rank=rank: Shares.equal(size).rows_of(rank, total),
             spans=True,
         )

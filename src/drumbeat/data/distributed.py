@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
+from drumbeat.data.position import starting_at
 from drumbeat.data.rows import BatchRows, Span, as_int64, num_rows
 from drumbeat.data.shares import cut
 from drumbeat.errors import DataError
@@ -141,6 +142,20 @@ class DistributedDataset(tf.distribute.DistributedDataset):
 
     def __iter__(self) -> Iterator[Any]:
         return DistributedIterator(self._pipeline, feed=self._feed)
+
+    @property
+    def pipeline(self) -> tf.data.Dataset:
+        """What this worker runs, and its batches come from."""
+        return self._pipeline
+
+    def iterator_at(self, batches: int) -> Iterator[Any]:
+        """An iterator that begins behind the first `batches` batches of a pass.
+
+        It has the type specification of any other, so nothing is traced anew. See
+        `drumbeat.data.position.starting_at` for what is computed of those left out. A
+        worker whose own data ends before gives empty batches, as it would have.
+        """
+        return DistributedIterator(starting_at(self._pipeline, batches), feed=self._feed)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Fold `reduce_func(state, batch)` over all batches; AutoGraph's `for` uses it."""

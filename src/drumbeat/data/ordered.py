@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from drumbeat.data.distributed import DistributedDataset, PlacedBatches
+from drumbeat.data.distributed import DistributedDataset, DistributedIterator, PlacedBatches
 from drumbeat.data.epochs import Epochs
 from drumbeat.data.failures import data_error
 from drumbeat.data.order import Order
-from drumbeat.data.placed import RangeOf, placed_batches
+from drumbeat.data.placed import RangeOf, Reading, placed_batches
 from drumbeat.data.records import RecordFiles
 from drumbeat.data.sources import Paths, PathSource, RecordSource, Source, resolve
 from drumbeat.errors import DataError
@@ -52,24 +52,15 @@ class OrderedDataset(WrappedDataset):
     its first batch, to look at it, doesn't count as a pass.
 
     What `map`, `take` and the other methods of `tf.data.Dataset` return is a dataset of
-    global batches that each worker reads in full; `prefetch` and `repeat` keep what this
-    class promises.
+    global batches that each worker reads in full; `prefetch`, `repeat` and `skip` keep what
+    this class promises.
     """
 
-    def __init__(
-        self,
-        dataset: tf.data.Dataset,
-        local: Callable[[RangeOf], tf.data.Dataset],
-        with_repeats: Callable[[int], OrderedDataset],
-        epochs: Epochs,
-        facts: tuple[int, ...],
-    ) -> None:
+    def __init__(self, dataset: tf.data.Dataset, reading: Reading, fingerprint: int) -> None:
         """Stores; use `drumbeat.data.files` and `drumbeat.data.tfrecords`."""
         super().__init__(dataset)
-        self._local = local
-        self._with_repeats = with_repeats
-        self._epochs = epochs
-        self._facts = facts
+        self._reading = reading
+        self._fingerprint = fingerprint
 
     def __iter__(self) -> Any:
         return OrderedIterator(self)
@@ -81,13 +72,13 @@ class OrderedDataset(WrappedDataset):
         Set it to go on with a training that was interrupted, on all workers:
         `data.epoch = initial_epoch`. Under drumbeat's strategy, `fit` does.
         """
-        return self._epochs.value
+        return self._reading.epochs.value
 
     @epoch.setter
     def epoch(self, number: int) -> None:
         if number < 0:
             raise DataError(f"epoch is {number}; expected the number of a pass, from 0.")
-        self._epochs.value = number
+        self._reading.epochs.value = number
 
     def prefetch(self, buffer_size: Any, name: str | None = None) -> Any:
         """This dataset: batches are read ahead anyway."""
@@ -97,7 +88,40 @@ class OrderedDataset(WrappedDataset):
     def repeat(self, count: Any = None, name: str | None = None) -> Any:
         """The passes of `count` epochs one after another, each in its own order; None: endless."""
         del name
-        return self._with_repeats(-1 if count is None else int(count))
+        times, already = -1 if count is None else int(count), self._reading.repeats
+        if self._reading.first:
+            # Each repetition leaves out its first batches.
+            return super().repeat(times)
+        endless = times < 0 or already < 0
+        return self._changed(repeats=-1 if endless and times else times * already)
+
+    def skip(self, count: Any, name: str | None = None) -> Any:
+        """This dataset without its first `count` batches, which are not read; -1 leaves out all.
+
+        To go on in the middle of an epoch in a loop of one's own:
+
+            data.epoch = epoch
+            for batch in data.skip(steps_done):
+                ...
+
+        What is left of the pass counts in `epoch` like a whole one.
+        """
+        del name
+        left = int(self.cardinality())
+        if int(count) < 0:
+            return self._changed(repeats=0, first=0)
+        more = int(count) if left < 0 else min(int(count), left)
+        return self._changed(first=self._reading.first + more)
+
+    def passed(self, taken: int) -> None:
+        """Move `epoch` on as an iterator does that gives `taken` batches."""
+        length = self._reading.order.num_batches
+        epoch, step = divmod(self._reading.first + taken - 1, length)
+        if taken > 1 or (taken == 1 and step >= min(1, length - 1)):
+            self.epoch += epoch + (step >= min(1, length - 1))
+
+    def _changed(self, **reading: int) -> OrderedDataset:
+        return _dataset(replace(self._reading, **reading), self._fingerprint)
 
     def agree(self, gather: Gather) -> None:
         """Make sure that all workers read the same data, and go on with the chief's epoch.
@@ -110,7 +134,7 @@ class OrderedDataset(WrappedDataset):
         Raises:
             DataError: The workers don't see the same files.
         """
-        everyones = gather([*self._facts, self.epoch])
+        everyones = gather([*self._facts(), self.epoch])
         _require_same(everyones[:, :-1].tolist())
         self.epoch = int(everyones[0, -1])
 
@@ -124,13 +148,20 @@ class OrderedDataset(WrappedDataset):
         Returns:
             A dataset of pairs: the local batch, and int64 `[start, rows, total]`.
         """
-        return self._local(range_of)
+        return placed_batches(self._reading, range_of, spans=True)
+
+    def _facts(self) -> tuple[int, ...]:
+        order = self._reading.order
+        return (order.num_examples, order.batch_size, order.seed or 0, self._fingerprint)
 
 
 class DistributedOrderedDataset(DistributedDataset):
     """A worker's rows of an `OrderedDataset`.
 
     All workers make its iterators at the same time, as they begin by agreeing on the epoch.
+
+    Attributes:
+        whole: The dataset of global batches.
     """
 
     def __init__(
@@ -138,13 +169,21 @@ class DistributedOrderedDataset(DistributedDataset):
     ) -> None:
         """Args: the dataset, what of it is this worker's, the strategy's feed, and see `Gather`."""
         super().__init__(dataset.local_batches(range_of), feed)
-        self._agree = functools.partial(dataset.agree, gather)
-        self._agree()
+        self.whole = dataset
+        self._range_of = range_of
+        self._gather = gather
+        dataset.agree(gather)
 
     def __iter__(self) -> Any:
         if tf.executing_eagerly():
-            self._agree()
+            self.whole.agree(self._gather)
         return super().__iter__()
+
+    def iterator_at(self, batches: int) -> Iterator[Any]:
+        """See `DistributedDataset.iterator_at`; takes no time. All workers call it."""
+        self.whole.agree(self._gather)
+        rest = self.whole.skip(batches).local_batches(self._range_of)
+        return DistributedIterator(rest, feed=self._feed)
 
 
 def files(
@@ -180,7 +219,7 @@ def files(
             used.
     """
     found = resolve(paths, "drumbeat.data.files")
-    return _dataset(PathSource(found), map, _order(len(found), batch_size, drop_remainder, shuffle))
+    return _first(PathSource(found), map, _order(len(found), batch_size, drop_remainder, shuffle))
 
 
 def tfrecords(
@@ -220,7 +259,7 @@ def tfrecords(
             f"({len(found)} files). Expected at least one."
         )
     order = _order(len(records), batch_size, drop_remainder, shuffle)
-    return _dataset(RecordSource(records), map, order)
+    return _first(RecordSource(records), map, order)
 
 
 def _is_whole(value: object) -> bool:
@@ -252,18 +291,14 @@ def _order(examples: int, batch_size: int, drop_remainder: bool, shuffle: int | 
     return order
 
 
-def _dataset(source: Source, map_: Map | None, order: Order) -> OrderedDataset:
-    load = _load(map_)
-    epochs = Epochs(0)
-    facts = (order.num_examples, order.batch_size, order.seed or 0, source.fingerprint())
+def _first(source: Source, map_: Map | None, order: Order) -> OrderedDataset:
+    reading = Reading(source, _load(map_), order, Epochs(0))
+    return _dataset(reading, source.fingerprint())
 
-    def repeated(repeats: int) -> OrderedDataset:
-        make = functools.partial(placed_batches, source, load, order, epochs, repeats)
-        local = functools.partial(make, spans=True)
-        whole = make(lambda total: (0, total), spans=False)
-        return OrderedDataset(whole, local, repeated, epochs, facts)
 
-    return repeated(1)
+def _dataset(reading: Reading, fingerprint: int) -> OrderedDataset:
+    whole = placed_batches(reading, lambda total: (0, total), spans=False)
+    return OrderedDataset(whole, reading, fingerprint)
 
 
 def _load(map_: Map | None) -> Callable[[Any, Any], Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -24,21 +24,11 @@ _AUTOTUNE = tf.data.AUTOTUNE
 _not_converted: Any = tf.autograph.experimental.do_not_convert
 
 
-def placed_batches(
-    source: Source,
-    load: Callable[[Any, Any], Any],
-    order: Order,
-    epochs: Epochs,
-    repeats: int,
-    range_of: RangeOf,
-    *,
-    spans: bool,
-) -> tf.data.Dataset:
-    """Batches of the rows that `range_of` names, and where each stands.
+@dataclass(frozen=True)
+class Reading:
+    """What an iterator reads.
 
-    Examples are fetched and loaded in parallel, and two batches ahead.
-
-    Args:
+    Attributes:
         source: Of the examples.
         load: From what the source fetches for one example, and its seed (int64 [2]), to
             the example. A tf.function, if AutoGraph is to convert it.
@@ -46,12 +36,32 @@ def placed_batches(
         epochs: Which pass an iterator begins with; moved on when it has given its second
             batch, or its only one.
         repeats: How many passes an iterator makes; -1 for no end.
+        first: How many batches it leaves out at its beginning, which are neither fetched nor
+            loaded. At most as many as there are.
+    """
+
+    source: Source
+    load: Callable[[Any, Any], Any]
+    order: Order
+    epochs: Epochs
+    repeats: int = 1
+    first: int = 0
+
+
+def placed_batches(reading: Reading, range_of: RangeOf, *, spans: bool) -> tf.data.Dataset:
+    """Batches of the rows that `range_of` names, and where each stands.
+
+    Examples are fetched and loaded in parallel, and two batches ahead.
+
+    Args:
+        reading: See `Reading`.
         range_of: See `RangeOf`.
         spans: Whether each batch comes with where it stands.
 
     Returns:
         A dataset of batches, or of pairs: a batch, and int64 `[start, rows, total]`.
     """
+    order, epochs, repeats = reading.order, reading.epochs, reading.repeats
     steps = [
         _Steps(first, count, total, *range_of(total))
         for first, count, total in (
@@ -60,14 +70,6 @@ def placed_batches(
         )
         if count
     ]
-
-    @_not_converted
-    def passes(_: Any) -> tf.data.Dataset:
-        first = epochs.read()
-        if repeats == 1:
-            return _epoch(source, load, order, first, steps)
-        numbers = tf.data.Dataset.range(repeats if repeats >= 0 else tf.int64.max)
-        return numbers.flat_map(lambda n: _epoch(source, load, order, first + n, steps))
 
     second = min(1, order.num_batches - 1)
 
@@ -83,8 +85,13 @@ def placed_batches(
     options.deterministic = True
     # Counts must not run ahead of the batches that are taken.
     options.experimental_optimization.inject_prefetch = False
-    batches = tf.data.Dataset.range(1).flat_map(passes).prefetch(_AHEAD).map(give)
-    total = order.num_batches * repeats if repeats >= 0 else tf.data.INFINITE_CARDINALITY
+    passes = tf.data.Dataset.range(1).flat_map(_not_converted(lambda _: _passes(reading, steps)))
+    batches = passes.prefetch(_AHEAD).map(give)
+    total = (
+        order.num_batches * repeats - reading.first
+        if repeats >= 0
+        else tf.data.INFINITE_CARDINALITY
+    )
     return batches.apply(tf.data.experimental.assert_cardinality(total)).with_options(options)
 
 
@@ -112,31 +119,46 @@ class _Steps:
         return self.stop - self.start
 
 
-def _epoch(
-    source: Source,
-    load: Callable[[Any, Any], Any],
-    order: Order,
-    epoch: Any,
-    steps: Sequence[_Steps],
-) -> tf.data.Dataset:
-    """One pass: triples of a batch, its step and the epoch."""
+def _from(step: int, steps: Sequence[_Steps]) -> list[_Steps]:
+    """What of `steps` is left from number `step` on."""
+    left = [(max(own.first, step), own.first + own.count, own) for own in steps]
+    return [replace(own, first=first, count=end - first) for first, end, own in left if first < end]
+
+
+def _passes(reading: Reading, steps: Sequence[_Steps]) -> tf.data.Dataset:
+    """All passes of an iterator: triples of a batch, its step and the epoch."""
+    now = reading.epochs.read()
+
+    def whole(number: Any) -> tf.data.Dataset:
+        return _epoch(reading, now + number, steps)
+
+    if reading.repeats == 1 and not reading.first:
+        return whole(0)
+    done, begun = divmod(reading.first, reading.order.num_batches)
+    later = tf.data.Dataset.range(
+        done + (begun > 0), reading.repeats if reading.repeats >= 0 else tf.int64.max
+    ).flat_map(whole)
+    if not begun:
+        return later
+    rest = _epoch(reading, now + done, _from(begun, steps))
+    return rest if reading.repeats == 1 else rest.concatenate(later)
+
+
+def _epoch(reading: Reading, epoch: Any, steps: Sequence[_Steps]) -> tf.data.Dataset:
+    """One pass, from the first of `steps` on: triples of a batch, its step and the epoch."""
+    order = reading.order
     # A stream of examples that is cut into batches of one length may have a shorter rest.
     as_one = 0 < steps[-1].rows <= steps[0].rows
     streams = [steps] if as_one else [[own] for own in steps]
-    batches = [_batches(source, load, order, epoch, stream) for stream in streams]
+    batches = [_batches(reading, epoch, stream) for stream in streams]
     whole = batches[0] if len(batches) == 1 else batches[0].concatenate(batches[1])
-    numbers = tf.data.Dataset.range(order.num_batches)
+    numbers = tf.data.Dataset.range(steps[0].first, order.num_batches)
     return tf.data.Dataset.zip(whole, numbers, tf.data.Dataset.from_tensors(epoch).repeat())
 
 
-def _batches(
-    source: Source,
-    load: Callable[[Any, Any], Any],
-    order: Order,
-    epoch: Any,
-    steps: Sequence[_Steps],
-) -> tf.data.Dataset:
+def _batches(reading: Reading, epoch: Any, steps: Sequence[_Steps]) -> tf.data.Dataset:
     """This worker's batches of `steps`, all of which but the last have as many rows."""
+    source, load, order = reading.source, reading.load, reading.order
     # Without rows there is no example to read, but it says what a batch looks like.
     width = max(steps[0].rows, 1)
     num_rows = sum(own.rows * own.count for own in steps)
