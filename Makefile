@@ -27,7 +27,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-oldest bench guarantees check format lock clean
+.PHONY: help setup demo test test-slow test-oldest bench chaos recovery guarantees check format lock clean
 
 help: ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [N=workers of the demo] [ARGS='for pytest or the demo']"
@@ -59,6 +59,12 @@ $(OLDEST)/.installed: pyproject.toml requirements.lock tools/check_python.py
 
 bench: $(STAMP) ## Compare with TensorFlow's own strategy (20 min, 2 idle cores; ARGS='--rounds 3')
 	@$(BIN)/python benchmarks/compare.py $(ARGS)
+
+chaos: $(STAMP) ## Inject 100 failures into jobs (15 min; ARGS='--faults 20 --seed 7')
+	@$(BIN)/python benchmarks/chaos.py $(ARGS)
+
+recovery: $(STAMP) ## What a killed worker and snapshots cost (15 min, 2 idle cores; ARGS='--rounds 3')
+	@$(BIN)/python benchmarks/recovery.py $(ARGS)
 
 guarantees: $(STAMP) ## Compare models trained by 1 to 8 workers (10 min; ARGS=--write for the docs)
 	@$(BIN)/python benchmarks/guarantees.py $(ARGS)
