@@ -190,9 +190,7 @@ def say(text: str) -> None:
 
 
 def print_kills(figures: Mapping[str, Any]) -> None:
-    print(
-        f"| worker 1 killed at step {KILL_STEP} | seconds lost | steps made again | weights the same |"
-    )
+    print(f"| killed at step {KILL_STEP} | seconds lost | steps made again | weights the same |")
     print("|---|---|---|---|")
     for kind, runs in figures["runs"].items():
         lost, again = figures["lost_s"][kind], figures["repeated"][kind]
