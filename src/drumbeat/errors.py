@@ -46,6 +46,10 @@ class StateError(DrumbeatError):
     """A snapshot or backup is damaged, or does not fit the model that it is to be restored to."""
 
 
+class DivergenceError(DrumbeatError):
+    """Workers no longer hold the same weights, though nothing that is known of explains it."""
+
+
 class Preempted(DrumbeatError):
     """The job was asked to make room. It has saved its state; started again, it goes on.
 

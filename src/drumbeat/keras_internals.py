@@ -224,6 +224,12 @@ SYMBOLIC_BUILD = Touch(
     parameters=("iterator", "data_batch"),
     why="it takes a batch from the data to learn its shape; a generator loses that batch",
 )
+EPOCH_STEPS = Touch(
+    module="keras.src.trainers.epoch_iterator",
+    name="EpochIterator._enumerate_iterator",
+    parameters=(),
+    why="control comes back here after each step, and here an epoch goes on in its middle",
+)
 COMPILED_LOSS = Touch(
     module="keras.src.trainers.compile_utils",
     name="CompileLoss.call",
@@ -380,6 +386,18 @@ def thread_state() -> Callable[[], None]:
         vars(state.GLOBAL_STATE_TRACKER).update(copies)
 
     return adopt
+
+
+def global_seed_generator() -> Any | None:
+    """The generator of `keras.random` where no seed is given; None before its first use."""
+    state = importlib.import_module("keras.src.backend.common.global_state")
+    seeds = importlib.import_module("keras.src.random.seed_generator")
+    return state.get_global_attribute(seeds.GLOBAL_SEED_GENERATOR)
+
+
+def use_global_seed_generator() -> Any:
+    """That generator, made if there is none yet."""
+    return importlib.import_module("keras.src.random.seed_generator").global_seed_generator()
 
 
 def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:

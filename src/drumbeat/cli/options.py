@@ -28,6 +28,7 @@ _FAILURES = "When something fails"
 _SELDOM = "Seldom needed"
 # Optional, not `X | None`: typer evaluates these at run time, on Python 3.10 too.
 Number = Optional[int]  # noqa: UP045
+Seconds = Optional[float]  # noqa: UP045
 Text = Optional[str]  # noqa: UP045
 Texts = Optional[list[str]]  # noqa: UP045
 
@@ -168,6 +169,26 @@ def run(
             rich_help_panel=_FAILURES,
         ),
     ] = settings.DEFAULT_REJOIN_TIMEOUT_S,
+    hang_timeout: Annotated[
+        Seconds,
+        typer.Option(
+            "--hang-timeout",
+            metavar="SECONDS",
+            help="A worker without progress for so long is taken for dead (default: 10 times its "
+            "slowest step, at least 60; 0: never).",
+            rich_help_panel=_FAILURES,
+        ),
+    ] = None,
+    snapshot_every: Annotated[
+        Number,
+        typer.Option(
+            "--snapshot-every",
+            metavar="STEPS",
+            help="From one snapshot in memory to the next (default: as often as they cost at most "
+            "2% of the time; 0: none).",
+            rich_help_panel=_FAILURES,
+        ),
+    ] = None,
     backup_dir: Annotated[
         Text,
         typer.Option(
@@ -264,6 +285,8 @@ def run(
         collective_timeout_s=collective_timeout,
         max_restarts=max_restarts,
         rejoin_timeout_s=rejoin_timeout,
+        hang_timeout_s=hang_timeout,
+        snapshot_every=snapshot_every,
         backup_dir=backup_dir,
         backup_every_s=backup_every,
         grace_s=grace,

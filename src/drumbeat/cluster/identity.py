@@ -44,6 +44,9 @@ class Identity:
             "auto" to measure it; None for equal parts.
         backup_dir: Path or URL of the folder for backups; None for none.
         backup_every_s: Seconds from one backup to the next.
+        snapshot_every: Steps from one snapshot to the next, 0 for none; None for as often
+            as they cost little.
+        attempt: Number of the job's attempt, from 1; more after a restart.
     """
 
     rank: int
@@ -60,6 +63,8 @@ class Identity:
     shares: tuple[int, ...] | str | None = None
     backup_dir: str | None = None
     backup_every_s: float = DEFAULT_BACKUP_EVERY_S
+    snapshot_every: int | None = None
+    attempt: int = 1
 
     @property
     def is_chief(self) -> bool:
@@ -70,6 +75,7 @@ class Identity:
         """The environment variables that carry this identity to a child process."""
         return {
             "DRUMBEAT_RANK": str(self.rank),
+            "DRUMBEAT_ATTEMPT": str(self.attempt),
             "DRUMBEAT_WORLD_SIZE": str(self.world_size),
             "DRUMBEAT_LOCAL_RANK": str(self.local_rank),
             "DRUMBEAT_LOCAL_WORLD_SIZE": str(self.local_world_size),
@@ -83,6 +89,9 @@ class Identity:
             "DRUMBEAT_SHARES": shares_text(self.shares),
             "DRUMBEAT_BACKUP_DIR": self.backup_dir or "",
             "DRUMBEAT_BACKUP_EVERY_S": repr(self.backup_every_s),
+            "DRUMBEAT_SNAPSHOT_EVERY": (
+                "" if self.snapshot_every is None else str(self.snapshot_every)
+            ),
         }
 
     @classmethod
@@ -97,6 +106,7 @@ class Identity:
         try:
             identity = cls(
                 rank=int(env["DRUMBEAT_RANK"]),
+                attempt=int(env.get("DRUMBEAT_ATTEMPT", "1")),
                 world_size=int(env["DRUMBEAT_WORLD_SIZE"]),
                 local_rank=int(env["DRUMBEAT_LOCAL_RANK"]),
                 local_world_size=int(env["DRUMBEAT_LOCAL_WORLD_SIZE"]),
@@ -110,6 +120,9 @@ class Identity:
                 shares=parse_shares(env["DRUMBEAT_SHARES"]),
                 backup_dir=env["DRUMBEAT_BACKUP_DIR"] or None,
                 backup_every_s=float(env["DRUMBEAT_BACKUP_EVERY_S"]),
+                snapshot_every=(
+                    int(env["DRUMBEAT_SNAPSHOT_EVERY"]) if env["DRUMBEAT_SNAPSHOT_EVERY"] else None
+                ),
             )
         except (KeyError, ValueError) as error:
             raise ConfigError(

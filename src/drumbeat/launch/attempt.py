@@ -311,3 +311,4 @@ class Attempt:
         given = self._settings.seed
         # The same on all nodes and in all attempts, and another one each run.
         return int(self._job_id, 16) % 2**32 if given is None else given
+            snapshot_every=settings.snapshot_every,

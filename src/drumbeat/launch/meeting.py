@@ -197,3 +197,4 @@ def _boot_id() -> str:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return socket.gethostname()
+                "snapshot_every": str(settings.snapshot_every),

@@ -56,6 +56,8 @@ class RunArguments:
         collective_timeout_s: Deadline of one collective.
         max_restarts: Restarts in a row without progress; 0 for none.
         rejoin_timeout_s: How long the others wait for a lost node.
+        hang_timeout_s: How long a worker may make no progress; 0 for any time.
+        snapshot_every: Steps from one snapshot in memory to the next; 0 for none.
         backup_dir: Path or URL of a folder for backups.
         backup_every_s: Seconds from one backup to the next.
         grace_s: How long workers may take to save their state after SIGTERM.
@@ -79,6 +81,8 @@ class RunArguments:
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
     max_restarts: int | None = None
     rejoin_timeout_s: float = DEFAULT_REJOIN_TIMEOUT_S
+    hang_timeout_s: float | None = None
+    snapshot_every: int | None = None
     backup_dir: str | None = None
     backup_every_s: float = DEFAULT_BACKUP_EVERY_S
     grace_s: float = DEFAULT_GRACE_S
@@ -110,6 +114,10 @@ class RunSettings:
         collective_timeout_s: Deadline of one collective.
         max_restarts: Restarts in a row without progress, 0 where nothing restarts.
         rejoin_timeout_s: How long the others wait for a lost node.
+        hang_timeout_s: How long a worker may make no progress; 0 for any time, None to go
+            by what is usual in the job.
+        snapshot_every: Steps from one snapshot in memory to the next, 0 for none; None for
+            as often as they cost little.
         backup_dir: Full path or URL of the folder for backups; None for none.
         backup_every_s: Seconds from one backup to the next.
         grace_s: How long workers may take to save their state after SIGTERM.
@@ -140,6 +148,8 @@ class RunSettings:
     collective_timeout_s: float
     max_restarts: int
     rejoin_timeout_s: float
+    hang_timeout_s: float | None
+    snapshot_every: int | None
     backup_dir: str | None
     backup_every_s: float
     grace_s: float
@@ -212,6 +222,8 @@ def plan_run(
         collective_timeout_s=arguments.collective_timeout_s,
         max_restarts=_max_restarts(arguments, place, notes),
         rejoin_timeout_s=arguments.rejoin_timeout_s,
+        hang_timeout_s=arguments.hang_timeout_s,
+        snapshot_every=arguments.snapshot_every,
         backup_dir=_backup_dir(arguments, place, notes),
         backup_every_s=arguments.backup_every_s,
         grace_s=arguments.grace_s,
@@ -341,7 +353,9 @@ def _check_numbers(arguments: RunArguments) -> None:
         ("--node-rank", arguments.node_rank, 0, MAX_PROCESSES - 1, "this node's number"),
         ("--exact-shards", arguments.exact, 1, MAX_PROCESSES, "virtual shards"),
         ("--seed", arguments.seed, 0, 2**32 - 1, "seed"),
+        ("--snapshot-every", arguments.snapshot_every, 0, 2**31, "steps; 0 for none"),
         ("--max-restarts", arguments.max_restarts, 0, 1_000_000, "restarts without progress"),
+        ("--hang-timeout", arguments.hang_timeout_s, 0, 1_000_000, "seconds; 0 for never"),
     )
     for option, value, low, high, meaning in limits:
         if value is not None and not low <= value <= high:

@@ -107,6 +107,10 @@ class SnapshotMemory:
         view[HEADER_BYTES : len(packed)] = packed[HEADER_BYTES:]
         view[:HEADER_BYTES] = packed[:HEADER_BYTES]
 
+    def discard(self, step: int) -> None:
+        """Forgets the snapshot of `step`, such as one that turned out to be damaged."""
+        os.pwrite(self._holding(step), bytes(HEADER_BYTES), 0)
+
     def archive_append(self, state: State) -> None:
         """Adds `state` to the archive.
 

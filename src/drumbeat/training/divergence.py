@@ -148,13 +148,18 @@ def _differing(variables: Sequence[Any], communicator: Communicator) -> list[Any
 
     Equal ones are left alone: a mean of equal values can differ from them by rounding.
     """
-    if not variables:
+    same = alike([_view(v) for v in variables], communicator)
+    return [v for v, equal in zip(variables, same, strict=True) if not equal]
+
+
+def alike(arrays: Sequence[np.ndarray], communicator: Communicator) -> list[bool]:
+    """Which of `arrays`, of the same shapes everywhere, have the same bytes on all workers."""
+    if not arrays:
         return []
-    sums = np.array([fingerprint(_view(v)) for v in variables], np.int64)
+    sums = np.array([fingerprint(array) for array in arrays], np.int64)
     # Equal where the largest is the smallest, which is minus the largest of the negatives.
     both = communicator.all_reduce_numpy(np.concatenate([sums, -sums]), "max", name="fingerprints")
-    same = both[: len(sums)] == -both[len(sums) :]
-    return [v for v, equal in zip(variables, same, strict=True) if not equal]
+    return (both[: len(sums)] == -both[len(sums) :]).tolist()
 
 
 def _view(variable: Any) -> np.ndarray:

@@ -21,7 +21,7 @@ from drumbeat.data.rows import Span
 from drumbeat.errors import DataError
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.rebalance import Rebalancer
-from drumbeat.training import current, divergence, passes, randomness, stopping
+from drumbeat.training import current, divergence, passes, randomness, resuming, stopping
 
 logger = logging.getLogger("drumbeat")
 
@@ -126,20 +126,41 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         current.adopt_optimizer(self.optimizer, self.distribute_strategy)
         strategy = current.of_model(self)
         arguments = signature.bind(self, *args, **kwargs).arguments
-        given: Any = arguments.get("callbacks")
         goes_on = passes.callbacks(arguments)
         if strategy is None:
             _warn_of_training_alone(os.environ)
-            with _followed(given, goes_on, self) as callbacks:
-                return original(**arguments | {"callbacks": callbacks})
+            return _run(original, self, None, arguments, goes_on)
         _prepare(self, strategy)
+        given: Any = arguments.get("callbacks")
         behind = [_Together(strategy), *stopping.watchers(given, strategy.communicator), *goes_on]
         if strategy.extended.inputs.rebalancer is not None and not goes_on:
             behind.append(_Rebalance(strategy.extended.inputs.rebalancer))
-        with _own_errors(strategy), _followed(given, behind, self) as callbacks:
-            return original(**arguments | {"callbacks": callbacks})
+        with _own_errors(strategy):
+            return _run(original, self, strategy, arguments, behind)
 
     return fit
+
+
+def _run(
+    original: Callable[..., Any],
+    model: Any,
+    strategy: DataParallelStrategy | None,
+    arguments: Mapping[str, Any],
+    behind: list[keras.callbacks.Callback],
+) -> Any:
+    """Keras's `fit`, or what is left of it after a restart."""
+    phase = resuming.begin(model, strategy, arguments)
+    if phase is not None and phase.finished is not None:
+        return phase.pass_over(original, arguments)
+    with contextlib.ExitStack() as stack:
+        if phase is not None:
+            stack.enter_context(phase)
+            behind = [*behind, *phase.behind]
+        callbacks = stack.enter_context(_followed(arguments.get("callbacks"), behind, model))
+        result = original(**{**arguments, "callbacks": callbacks})
+        if phase is not None:
+            phase.finish()
+        return result
 
 
 def _warn_of_training_alone(env: Mapping[str, str]) -> None:

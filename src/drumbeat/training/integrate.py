@@ -11,7 +11,16 @@ import functools
 import keras
 
 from drumbeat.errors import ConfigError
-from drumbeat.training import absence, fit, gradients, random_draws, saving, shard_state, state_sync
+from drumbeat.training import (
+    absence,
+    fit,
+    gradients,
+    random_draws,
+    resuming,
+    saving,
+    shard_state,
+    state_sync,
+)
 
 
 @functools.cache
@@ -27,5 +36,7 @@ def integrate() -> None:
             f"Keras runs on its {keras.backend.backend()!r} backend; drumbeat trains with "
             "'tensorflow'. Unset KERAS_BACKEND or set it to tensorflow."
         )
-    for part in (gradients, random_draws, absence, shard_state, fit, state_sync, saving):
+    # The last are outermost.
+    parts = (gradients, random_draws, absence, shard_state, fit, state_sync, saving, resuming)
+    for part in parts:
         part.integrate()

@@ -14,7 +14,23 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat.collectives.communicator import Communicator
-from drumbeat.tf_internals import global_seed
+from drumbeat.tf_internals import global_seed, operation_seeds, put_back_operation_seeds
+
+
+def state() -> tuple[Any, ...]:
+    """Where the streams of random numbers of Python, NumPy and TensorFlow are.
+
+    For TensorFlow that is what gives its eager operations, and its datasets, their seeds.
+    """
+    return random.getstate(), np.random.get_state(legacy=True), operation_seeds()
+
+
+def put_back(kept: tuple[Any, ...]) -> None:
+    """Go on from what `state` returned."""
+    python, numpy, tensorflow = kept
+    random.setstate(python)
+    np.random.set_state(numpy)
+    put_back_operation_seeds(*tensorflow)
 
 
 def agree(communicator: Communicator) -> None:

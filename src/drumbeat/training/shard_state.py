@@ -136,6 +136,11 @@ def _like(variable: Any, start: Any | None) -> Any:
     return tf.Variable(value, dtype=variable.dtype, trainable=False, name="shard_copy")
 
 
+def further_copies(variable: Any, count: int) -> list[Any]:
+    """Of a metric's variable: what all but the first of the worker's `count` shards count in."""
+    return _copies_for(variable, count)[1:] if count > 1 else []
+
+
 def start_of(variable: Any) -> Any | None:
     """The value of a metric's variable after it was made or last reset; None for zeros."""
     start = getattr(variable, START, None)

@@ -1,0 +1,81 @@
+"""How often workers agree and take snapshots: from what they measured to what they do next.
+
+All workers work with the same numbers, the largest that any of them measured, and so
+come to the same decision. No I/O and no clock here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_COST = 0.02
+"""The part of the time that snapshots may take."""
+BEAT_S = 0.5
+"""At most this long between two beats, as far as the speed of the steps lets foresee it."""
+MIN_INTERVAL_S = 0.25
+"""No snapshots closer than this: starting again takes longer anyway."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What the workers say at a beat, each number the largest of all.
+
+    Attributes:
+        stop: A worker was asked to stop.
+        held: A worker can't take a snapshot now, or they differ in what they know to differ.
+        steps: Since the last snapshot, or since the phase began or was resumed.
+        since_s: Time since then.
+        step_s: Mean time of a step since the last beat.
+        cost_s: What a snapshot takes; 0 as long as none was taken.
+    """
+
+    stop: bool
+    held: bool
+    steps: int
+    since_s: float
+    step_s: float
+    cost_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What follows.
+
+    Attributes:
+        snapshot: Take one now.
+        stop: Stop after this step.
+        next_in: The next beat is after so many more steps.
+    """
+
+    snapshot: bool
+    stop: bool
+    next_in: int
+
+
+def decide(measured: Measured, *, every: int | None, last_in: int) -> Decision:
+    """The decision of all workers at a beat.
+
+    Args:
+        measured: See there.
+        every: Snapshots every so many steps; 0 for none, None for as often as they cost no
+            more than `MAX_COST` of the time.
+        last_in: How many steps this beat came after the one before. The next comes at most
+            after twice as many: the speed of a few steps foretells little.
+    """
+    if every == 0:
+        wanted, due_s = False, float("inf")
+    elif every is not None:
+        wanted, due_s = measured.steps >= every, 0.0
+    else:
+        interval_s = max(measured.cost_s / MAX_COST, MIN_INTERVAL_S)
+        # One at once: only then is it known what it costs.
+        wanted = measured.since_s >= interval_s or measured.cost_s == 0
+        due_s = interval_s if wanted else interval_s - measured.since_s
+    snapshot = (wanted or (measured.stop and every != 0)) and not measured.held
+    wait_s = min(BEAT_S, due_s) if every is None else BEAT_S
+    steps = int(wait_s / measured.step_s) if measured.step_s > 0 else 1
+    next_in = max(1, min(steps, 2 * last_in))
+    if every:
+        left = every if snapshot else max(every - measured.steps, 1)
+        next_in = min(next_in, left)
+    return Decision(snapshot=snapshot, stop=measured.stop, next_in=next_in)

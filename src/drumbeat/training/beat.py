@@ -1,0 +1,81 @@
+"""The beat: every few steps the workers tell each other what it takes to decide alike."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from drumbeat.collectives.communicator import Communicator
+from drumbeat.state.cadence import Decision, Measured, decide
+from drumbeat.state.progress import ProgressPage, Request
+
+
+class Beat:
+    """Of one phase on one worker.
+
+    Args:
+        communicator: Of the workers, which all count the same steps.
+        page: Where the agent asks for a stop.
+        every: See `cadence.decide`.
+    """
+
+    def __init__(
+        self, communicator: Communicator, page: ProgressPage | None, every: int | None
+    ) -> None:
+        self._communicator = communicator
+        self._page = page
+        self._every = every
+        self._next_in = 1
+        self._since_beat = 0
+        self._steps = 0
+        self._snapshot_s = self._beat_s = time.monotonic()
+        self._cost_s = 0.0
+        self.held = False
+        """Whether no snapshot can be taken for now."""
+
+    def after_step(self) -> Decision | None:
+        """One more step is finished; what to do, if this is a beat."""
+        self._steps += 1
+        self._since_beat += 1
+        return self.now() if self._since_beat >= self._next_in else None
+
+    def now(self) -> Decision:
+        """A beat out of turn, which all workers must make."""
+        now_s = time.monotonic()
+        stop = self._page is not None and bool(self._page.requests() & Request.STOP)
+        mine = [
+            float(stop),
+            float(self.held),
+            now_s - self._snapshot_s,
+            (now_s - self._beat_s) / max(self._since_beat, 1),
+            self._cost_s,
+        ]
+        if self._communicator.size > 1:
+            mine = self._communicator.all_reduce_numpy(
+                np.array(mine, np.float64), "max", name="beat"
+            ).tolist()
+        decision = decide(
+            Measured(
+                stop=bool(mine[0]),
+                held=bool(mine[1]),
+                steps=self._steps,
+                since_s=mine[2],
+                step_s=mine[3],
+                cost_s=mine[4],
+            ),
+            every=self._every,
+            last_in=self._next_in,
+        )
+        self._next_in = decision.next_in
+        self._since_beat = 0
+        self._beat_s = time.monotonic()
+        return decision
+
+    def took_snapshot(self, began_s: float) -> None:
+        """Args: `time.monotonic` when it was begun."""
+        self._snapshot_s = self._beat_s = time.monotonic()
+        cost_s = self._snapshot_s - began_s
+        # The first also finds its memory; others are disturbed now and then.
+        self._cost_s = cost_s if not self._cost_s else (self._cost_s + cost_s) / 2
+        self._steps = 0

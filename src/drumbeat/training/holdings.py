@@ -1,0 +1,180 @@
+"""The variables that a phase of training holds, in an order that is the same each time.
+
+A model's own, those of its optimizers and metrics, and those that its attributes and
+callbacks hold on to.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from drumbeat import keras_internals as touch
+from drumbeat.tf_internals import global_generator
+from drumbeat.training import shard_state
+
+
+class Kind(enum.Enum):
+    """What a variable is, and so whether workers must have the same in it."""
+
+    TRAINED = "weights"
+    """Changed by an optimizer alone: the same on all workers."""
+    OPTIMIZER = "optimizer variables"
+    """The same on all workers."""
+    OTHER = "state"
+    """Metrics, moving statistics, seeds: each worker may have its own."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A variable.
+
+    Attributes:
+        kind: See there.
+        path: For messages.
+        variable: Keras's or TensorFlow's.
+    """
+
+    kind: Kind
+    path: str
+    variable: Any
+
+    @property
+    def view(self) -> np.ndarray:
+        """What it holds; on a CPU without a copy."""
+        return np.asarray(tf.convert_to_tensor(self.variable))
+
+
+@dataclass
+class Holdings:
+    """What was found.
+
+    Attributes:
+        shards: How many virtual shards this worker runs.
+        held: All variables, each once.
+        optimizers: All optimizers, each once.
+    """
+
+    shards: int = 1
+    held: list[Held] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
+    _seen: set[int] = field(default_factory=set)
+
+    def add(self, kind: Kind, variables: Iterable[Any]) -> None:
+        """Adds those that aren't there yet."""
+        for variable in variables:
+            if id(variable) not in self._seen and not _is_symbolic(variable):
+                self._seen.add(id(variable))
+                path = str(getattr(variable, "path", getattr(variable, "name", "")))
+                self.held.append(Held(kind, path, variable))
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """Adds an optimizer's variables."""
+        if id(optimizer) not in self._seen:
+            self._seen.add(id(optimizer))
+            self.optimizers.append(optimizer)
+            self.add(Kind.OPTIMIZER, optimizer.variables)
+
+    def trained_by(self, optimizer: Any) -> list[int]:
+        """Which of `held` a built optimizer updates, by position."""
+        place = {id(each.variable): number for number, each in enumerate(self.held)}
+        if not optimizer.built:
+            return []
+        return [place[id(v)] for v in touch.trained_by(optimizer) if id(v) in place]
+
+
+def of(roots: Sequence[Any], shards: int = 1) -> Holdings:
+    """What `roots` hold: models, optimizers, metrics, variables and objects that have such.
+
+    Of an object, the attributes are looked at, also in lists and dicts; of those, Keras's
+    own objects.
+
+    Args:
+        roots: See above.
+        shards: How many virtual shards this worker runs.
+    """
+    found = Holdings(shards)
+    looked_at: set[int] = set()
+    for root in roots:
+        _add(found, root, looked_at, depth=0)
+    found.add(Kind.OTHER, _generators())
+    return found
+
+
+def _generators() -> Iterator[Any]:
+    keras_generator = touch.global_seed_generator()
+    if keras_generator is not None:
+        yield keras_generator.state
+    generator = global_generator()
+    if generator is not None:
+        yield generator.state
+
+
+_DEPTH = 3
+
+
+def _add(found: Holdings, value: Any, looked_at: set[int], depth: int) -> None:
+    if id(value) in looked_at:
+        return
+    looked_at.add(id(value))
+    if isinstance(value, keras.Model):
+        _add_model(found, value, looked_at)
+    elif isinstance(value, keras.layers.Layer):
+        _add_layer(found, value)
+    elif isinstance(value, keras.optimizers.Optimizer):
+        found.add_optimizer(value)
+    elif isinstance(value, keras.Metric):
+        _add_metric(found, value)
+    elif isinstance(value, keras.random.SeedGenerator | tf.random.Generator):
+        found.add(Kind.OTHER, [value.state])
+    elif isinstance(value, keras.Variable | tf.Variable):
+        found.add(Kind.OTHER, [value])
+    elif depth < _DEPTH:
+        for inner in _inside(value, depth):
+            _add(found, inner, looked_at, depth + 1)
+
+
+def _inside(value: Any, depth: int) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(value, list | tuple | set):
+        return list(value)
+    if depth == 0 and hasattr(value, "__dict__"):
+        return [inner for name, inner in vars(value).items() if name not in ("_model", "model")]
+    return []
+
+
+def _add_model(found: Holdings, model: Any, looked_at: set[int]) -> None:
+    _add_layer(found, model)
+    if getattr(model, "optimizer", None) is not None:
+        found.add_optimizer(model.optimizer)
+    for metric in model.metrics:
+        _add_metric(found, metric)
+    # Second optimizers, variables of TensorFlow's, models that have optimizers of their own.
+    for inner in vars(model).values():
+        _add(found, inner, looked_at, depth=1)
+
+
+def _add_layer(found: Holdings, layer: Any) -> None:
+    trained = {id(variable) for variable in layer.trainable_variables}
+    for variable in layer.variables:
+        # In one order, also where layers are frozen or unfrozen meanwhile.
+        found.add(Kind.TRAINED if id(variable) in trained else Kind.OTHER, [variable])
+
+
+def _add_metric(found: Holdings, metric: Any) -> None:
+    for variable in metric.variables:
+        found.add(Kind.OTHER, [variable])
+        # In exact mode each virtual shard counts by itself.
+        found.add(Kind.OTHER, shard_state.further_copies(variable, found.shards))
+
+
+def _is_symbolic(variable: Any) -> bool:
+    value = getattr(variable, "_value", variable)
+    return value is None or callable(value)

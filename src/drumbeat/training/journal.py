@@ -1,0 +1,244 @@
+"""What this process knows of the job's phases: which are finished, which was interrupted.
+
+A phase is a `fit`, or a loop that is `resumable`; phases are numbered in the order in
+which they begin. A script that is run again begins them in the same order. Those whose
+end is in the archive are passed over, the one that has a snapshot goes on from it.
+
+Nothing of this exists outside of `drumbeat run`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from drumbeat.cluster.identity import Identity
+from drumbeat.collectives.communicator import Communicator
+from drumbeat.errors import StateError
+from drumbeat.state.format import State, unpack
+from drumbeat.state.memory import SnapshotMemory
+from drumbeat.state.progress import Activity, ProgressPage
+from drumbeat.training.injection import Injector
+
+logger = logging.getLogger("drumbeat")
+
+# The part of the memory that is free at the first phase that its ends may take.
+ARCHIVE_PART = 1 / 8
+
+
+class Journal:
+    """Of a worker under `drumbeat run`.
+
+    Attributes:
+        identity: Who it is.
+        memory: Its node's snapshots.
+        page: What it shows its agent; None where there is none.
+        step: Finished training steps of the whole job.
+        phases: How many have begun.
+        active: The one that goes on; what begins within it is a part of it.
+        injector: The failures that are to be rehearsed in this worker, if any.
+        on_snapshot: Called on a writer with each snapshot; it may not keep the arrays.
+        on_stop: Called when all workers stop after a step, as they were asked to.
+    """
+
+    def __init__(
+        self, identity: Identity, memory: SnapshotMemory, page: ProgressPage | None
+    ) -> None:
+        self.identity = identity
+        self.memory = memory
+        self.page = page
+        self.step = 0
+        self.phases = 0
+        self.active: Any = None
+        self.injector: Injector | None = None
+        self.on_snapshot: list[Callable[[State], None]] = []
+        self.on_stop: list[Callable[[], None]] = []
+        self._snapshot: State | None = None
+        self._finished: dict[int, State] = {}
+        self._agreed = False
+        self._budget_bytes = 0
+        self._warned = False
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this worker writes its node's snapshots."""
+        return self.identity.local_rank == 0
+
+    def begin(self, communicator: Communicator) -> tuple[int, State | None, State | None]:
+        """A phase begins, on all workers.
+
+        Returns:
+            Its number; the state at its end if it is finished; else its snapshot if there
+            is one.
+        """
+        if not self._agreed:
+            self._agreed = True
+            self._agree(communicator)
+        number = self.phases
+        self.phases += 1
+        finished = self._finished.pop(number, None)
+        snapshot, mine = self._snapshot, None
+        if finished is None and snapshot is not None and snapshot.meta["phase"] == number:
+            self._snapshot, mine = None, snapshot
+        if mine is not None:
+            self.step = mine.step
+        if self.page is not None:
+            self.page.update(phase=number, step=self.step)
+        if finished is None and self.injector is None:
+            self.injector = Injector.from_env(
+                os.environ, page=self.page, memory=self.memory, step=self.step
+            )
+        return number, finished, mine
+
+    def keep(self, state: State) -> None:
+        """Writes a snapshot, on the worker of each node that does.
+
+        Raises:
+            StateError: There is not enough memory.
+        """
+        if self.is_writer:
+            self.memory.write(state)
+            for listener in self.on_snapshot:
+                listener(state)
+
+    def stopping(self) -> None:
+        """All workers stop after this step."""
+        for listener in self.on_stop:
+            listener()
+
+    def finish(self, state: State) -> None:
+        """Keeps the state at the end of a phase; drops the oldest where they take too much."""
+        if not self.is_writer:
+            return
+        try:
+            self.memory.archive_append(state)
+        except StateError as error:
+            logger.warning("The end of this training can't be kept. %s", error)
+            return
+        sizes = self.memory.archive_sizes()
+        for number, size_bytes in enumerate(sizes[:-1]):
+            if sum(sizes) <= self._budget_bytes:
+                break
+            if size_bytes:
+                self._warn_of_dropping(sum(sizes))
+                self.memory.archive_drop(number)
+                sizes[number] = 0
+
+    def _warn_of_dropping(self, size_bytes: int) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "The states at the ends of finished trainings take %.0f MB; the oldest are dropped "
+                "from now on. After a failure, those trainings would be repeated.",
+                size_bytes / 1e6,
+            )
+
+    def doing(self, activity: Activity) -> None:
+        """Tells the agent."""
+        if self.page is not None:
+            self.page.update(activity)
+
+    # What there is to go on from --------------------------------------------------
+
+    def _agree(self, communicator: Communicator) -> None:
+        """Finds the newest snapshot and archive that any node has, and gives them to all."""
+        self._budget_bytes = int(_free_bytes() * ARCHIVE_PART)
+        steps = self._intact_steps() if self.is_writer else []
+        ends = self._intact_ends() if self.is_writer else -1
+        mine = [int(self.is_writer), *(steps + [-1, -1])[:2], ends]
+        everyones = communicator.all_gather_numpy(np.array([mine], np.int64), name="snapshots")
+        writers = everyones[everyones[:, 0] == 1]
+        newest = int(everyones[:, 1].max())
+        self._take_archive(communicator, everyones[:, 3], writers[:, 3])
+        if newest >= 0:
+            self._take_snapshot(communicator, newest, everyones[:, 1:3], writers[:, 1:3])
+        for step in self.memory.steps() if self.is_writer else []:
+            if step > newest:
+                self.memory.discard(step)  # Damaged: it must not pass for the newest.
+
+    def _intact_steps(self) -> list[int]:
+        found = []
+        for step in self.memory.steps():
+            try:
+                self.memory.read(step)
+            except StateError as error:
+                logger.warning("%s The one before it is used.", error)
+            else:
+                found.append(step)
+        return found
+
+    def _intact_ends(self) -> int:
+        try:
+            return len(self.memory.archive())
+        except StateError as error:
+            logger.warning("%s Finished trainings may be repeated.", error)
+            return 0
+
+    def _take_archive(
+        self, communicator: Communicator, everyones: np.ndarray, writers: np.ndarray
+    ) -> None:
+        most = int(everyones.max())
+        if most <= 0:
+            return
+        if writers.min() < most:
+            root = int(everyones.argmax())
+            packed = self.memory.archive_bytes() if communicator.rank == root else b""
+            packed = _broadcast(communicator, packed, root)
+            if self.is_writer and everyones[communicator.rank] < most:
+                self.memory.put_archive(packed)
+            communicator.barrier("archive")
+        for state in self.memory.archive():
+            if state.arrays:
+                self._finished[state.meta["phase"]] = state
+
+    def _take_snapshot(
+        self, communicator: Communicator, step: int, everyones: np.ndarray, writers: np.ndarray
+    ) -> None:
+        has = (everyones == step).any(axis=1)
+        if (writers == step).any(axis=1).all():
+            self._snapshot = self.memory.read(step)
+            return
+        root = int(has.argmax())
+        packed = self.memory.packed(step) if communicator.rank == root else b""
+        packed = _broadcast(communicator, packed, root)
+        if self.is_writer and not has[communicator.rank]:
+            self.memory.put(packed)
+        self._snapshot = unpack(packed)
+
+
+def _broadcast(communicator: Communicator, data: bytes, root: int) -> bytes:
+    size = communicator.broadcast_numpy(np.array([len(data)], np.int64), root, name="size")
+    mine = np.frombuffer(data, np.uint8) if data else np.zeros(int(size[0]), np.uint8)
+    return communicator.broadcast_numpy(mine, root, name="state").tobytes()
+
+
+def _free_bytes() -> int:
+    """Memory that the node could still give, or a plain 8 GB where it doesn't say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 8 << 30
+
+
+def from_env(env: Mapping[str, str]) -> Journal | None:
+    """The journal of a worker that shares memory with its agent; None for all others."""
+    identity = Identity.from_env(env)
+    memory = SnapshotMemory.from_env(env)
+    if identity is None or identity.rank < 0 or memory is None:
+        return None
+    return Journal(identity, memory, ProgressPage.from_env(env))
+
+
+@functools.cache
+def own() -> Journal | None:
+    """This process's journal."""
+    return from_env(os.environ)

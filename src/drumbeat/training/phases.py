@@ -1,0 +1,162 @@
+"""One phase of training as it runs: steps are counted, snapshots taken, stops obeyed."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import time
+from typing import Any
+
+from drumbeat.collectives.communicator import Communicator
+from drumbeat.errors import Preempted, StateError
+from drumbeat.state.format import State
+from drumbeat.state.progress import Activity
+from drumbeat.training import randomness, snapshots
+from drumbeat.training.beat import Beat
+from drumbeat.training.holdings import Holdings
+from drumbeat.training.journal import Journal
+
+logger = logging.getLogger("drumbeat")
+
+_RECENT_STEPS = 32
+
+
+class Phase:
+    """What `fit` and `resumable` have in common.
+
+    Args:
+        journal: Of this worker.
+        communicator: Of the workers that train together.
+        number: The phase's; -1 for a training of this worker's own, which isn't kept.
+    """
+
+    kind = ""
+
+    def __init__(self, journal: Journal, communicator: Communicator, number: int) -> None:
+        self.journal = journal
+        self.communicator = communicator
+        self.number = number
+        every = journal.identity.snapshot_every
+        self.is_kept = number >= 0 and every != 0
+        self._beat = Beat(communicator, journal.page, every if number >= 0 else 0)
+        self._recent_s: collections.deque[float] = collections.deque(maxlen=_RECENT_STEPS)
+        self._step_began_s = 0.0
+        self._last_snapshot_step = -1
+        self._out_of_memory = False
+
+    # What kinds of phases provide.
+
+    def holdings(self) -> Holdings:
+        """The variables that it trains with."""
+        raise NotImplementedError
+
+    def python(self) -> dict[str, Any]:
+        """What else this worker holds, for pickle."""
+        raise NotImplementedError
+
+    def facts(self, *, in_epoch: bool) -> dict[str, Any]:
+        """Where it is, in plain values, alike on all workers."""
+        raise NotImplementedError
+
+    # Around the phase.
+
+    def __enter__(self) -> None:
+        self.journal.active = self
+
+    def __exit__(self, *_: object) -> None:
+        self.journal.active = None
+        self.journal.doing(Activity.SCRIPT)
+
+    def finish(self) -> None:
+        """The phase has come to its end, on all workers."""
+        if self.is_kept:
+            state = self._take(in_epoch=False, last=True)
+            if state is not None:
+                self.journal.finish(state)
+
+    def put_back(self, state: State) -> dict[str, Any]:
+        """Brings back variables and random numbers; returns what else `python` had given."""
+        holdings = self.holdings()
+        if snapshots.build_optimizers(state, holdings):
+            holdings = self.holdings()
+        snapshots.put_back(state, holdings, self.communicator.rank)
+        python = snapshots.python_of(state, self.communicator.rank)
+        randomness.put_back(python["random"])
+        return python
+
+    def snapshot_python(self, state: State) -> dict[str, Any]:
+        """What `python` had given on this worker."""
+        return snapshots.python_of(state, self.communicator.rank)
+
+    # While it runs.
+
+    def epoch_begins(self, epoch: int) -> None:
+        """The steps of an epoch are about to begin."""
+        self._step_began_s = time.monotonic()
+        if self.journal.page is not None:
+            self.journal.page.update(Activity.TRAINING, epoch=epoch, step=self.journal.step)
+
+    def step_finished(self, steps: int = 1) -> None:
+        """A step of all workers is finished, or several that were made at once.
+
+        Raises:
+            Preempted: The job was asked to stop.
+            DivergenceError: The workers no longer hold the same.
+        """
+        journal = self.journal
+        journal.step += steps
+        now_s = time.monotonic()
+        self._recent_s.append(now_s - self._step_began_s)
+        if journal.page is not None:
+            journal.page.update(step=journal.step, slowest_step_s=max(self._recent_s))
+        decision = self._beat.after_step()
+        if decision is not None:
+            self._follow(decision.snapshot, decision.stop, in_epoch=True)
+        if journal.injector is not None:
+            journal.injector.after_step(journal.step)
+        self._step_began_s = time.monotonic()
+
+    def between_epochs(self) -> None:
+        """A beat between two epochs, on all workers."""
+        decision = self._beat.now()
+        self._follow(decision.snapshot, decision.stop, in_epoch=False)
+
+    def mended(self) -> None:
+        """What differed between workers, and was known to, no longer does."""
+        self._beat.held = self._out_of_memory
+
+    def _follow(self, snapshot: bool, stop: bool, *, in_epoch: bool) -> None:
+        if snapshot and self.is_kept and self.journal.step != self._last_snapshot_step:
+            began_s = time.monotonic()
+            state = self._take(in_epoch=in_epoch)
+            if state is not None:
+                self._write(state)
+            self._beat.took_snapshot(began_s)
+        if stop:
+            self.journal.stopping()
+            raise Preempted(
+                f"Stopped after step {self.journal.step}, as asked for. Started again, the "
+                "training goes on from there."
+            )
+
+    def _take(self, *, in_epoch: bool, last: bool = False) -> State | None:
+        meta = {"phase": self.number, "kind": self.kind, "finished": last}
+        try:
+            return snapshots.take(
+                self.holdings(),
+                {"random": randomness.state(), **self.python()},
+                self.communicator,
+                step=self.journal.step,
+                meta={**meta, **self.facts(in_epoch=in_epoch)},
+            )
+        except snapshots.KnownToDiffer:
+            self._beat.held = True
+            return None
+
+    def _write(self, state: State) -> None:
+        self._last_snapshot_step = state.step
+        try:
+            self.journal.keep(state)
+        except StateError as error:
+            logger.warning("%s No snapshots are taken from now on.", error)
+            self._beat.held = self._out_of_memory = True

@@ -1,0 +1,218 @@
+"""Where in its data a fit is, and going on from there.
+
+Keras's epoch iterator is a generator: control comes back to it after each step, all
+callbacks included, so that here a step is finished. To go on in the middle of an epoch
+it is run as ever, with an iterator that begins later, and hands out nothing for the
+steps that have been made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import tensorflow as tf
+
+from drumbeat.data.distributed import DistributedDataset, DistributedIterator
+from drumbeat.data.ordered import OrderedDataset
+from drumbeat.data.position import starting_at
+from drumbeat.tf_internals import dataset_inputs, stateful_ops
+from drumbeat.training import randomness
+from drumbeat.training.callback_state import Kept, PythonState
+
+
+@dataclass
+class Position:
+    """Where a fit is in the data of one of its epoch iterators.
+
+    Attributes:
+        made: Iterators made so far from the dataset.
+        batches: Taken from the last of them; -1 when that is of no more use.
+        seen: Keras's count of steps at the beginning of the epoch.
+        length: What Keras has found out about the number of batches.
+        pass_number: For `drumbeat.data`: the pass that the last iterator is.
+    """
+
+    made: int = 0
+    batches: int = -1
+    seen: int = 0
+    length: int | None = None
+    pass_number: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+@dataclass
+class Start:
+    """What the data's own code finds at the beginning of an epoch, or of an iterator's life.
+
+    Attributes:
+        random: See `randomness.state`.
+        data: The attributes of Keras's `PyDataset`.
+    """
+
+    random: tuple[Any, ...] = ()
+    data: list[Kept] = field(default_factory=list)
+
+
+class Watched:
+    """An epoch iterator of Keras's whose position is kept.
+
+    Args:
+        source: The epoch iterator.
+        data: What the user gave as x.
+        objects: The same, as far as it is a Python object with a state of its own.
+        goes_on: Where an earlier process was; None to begin at the beginning.
+    """
+
+    def __init__(
+        self, source: Any, data: Any, objects: PythonState, goes_on: Position | None = None
+    ) -> None:
+        self._source = source
+        self._ordered = data if isinstance(data, OrderedDataset) else None
+        self._objects = objects
+        self._goes_on = goes_on
+        self._position = Position() if goes_on is None else replace(goes_on)
+        self.at_creation = Start()
+        source._get_iterator = lambda: _Making(self)
+
+    @property
+    def lives_on(self) -> bool:
+        """Whether the present iterator is for the next epoch, too."""
+        return bool(self._source.steps_per_epoch) and self._source._current_iterator is not None
+
+    def epoch_begins(self) -> None:
+        """Notes Keras's count of steps."""
+        self._position.seen = self._source._steps_seen if self.lives_on else 0
+
+    def took(self, batches: int) -> None:
+        """A step is finished."""
+        self._position.batches += batches
+
+    def position(self, *, in_epoch: bool) -> Position:
+        """Where it is now: after a step, or between epochs."""
+        now = replace(self._position, length=self._source._num_batches)
+        if not in_epoch:
+            now.seen = self._source._steps_seen if self.lives_on else 0
+            now.batches = now.batches if self.lives_on else -1
+        if self._ordered is not None and now.batches < 0:
+            now.pass_number = self._ordered.epoch
+        return now
+
+    def resume(self, goes_on: Position) -> None:
+        """Lets Keras's iterator be where it was, before its generator starts."""
+        source = self._source
+        if source._num_batches is None:
+            source._num_batches = goes_on.length
+        if source.steps_per_epoch and goes_on.batches >= 0:
+            # It lives on from epoch to epoch.
+            source._current_iterator = self.make()
+            source._steps_seen = goes_on.seen
+
+    def make(self) -> Any:
+        """The next iterator over the data."""
+        self.at_creation = Start(randomness.state(), self._objects.take())
+        dataset = self._source._distributed_dataset
+        goes_on, self._goes_on = self._goes_on, None
+        if goes_on is not None:
+            self._make_up(dataset, goes_on, goes_on.made - (goes_on.batches >= 0))
+        if self._ordered is not None:
+            self._position.pass_number = self._ordered.epoch
+        if goes_on is not None and goes_on.batches >= 0:
+            return iterator_at(dataset, goes_on.batches)
+        self._position.made += 1
+        self._position.batches = 0
+        return iter(dataset)
+
+    def _make_up(self, dataset: Any, goes_on: Position, count: int) -> None:
+        """Makes the iterators that an earlier process has made: each moves a shuffle on."""
+        if self._ordered is None:
+            pass_over(dataset, count)
+        elif goes_on.pass_number is not None:
+            self._ordered.epoch = goes_on.pass_number
+
+
+class _Making:
+    """What Keras asks for an iterator."""
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+
+    def __iter__(self) -> Any:
+        return self._watched.make()
+
+
+def pass_over(dataset: Any, count: int) -> None:
+    """Leaves a dataset as if `count` iterators over it had been made."""
+    for _ in range(count):
+        iter(dataset)
+
+
+def leave_as(source: Any, data: Any, position: Position) -> None:
+    """Leaves the data of a fit that is passed over as the fit had left it.
+
+    Args:
+        source: Keras's epoch iterator; None where it wasn't made.
+        data: What the user gave.
+        position: Of the epoch iterator at the end of the fit.
+    """
+    if isinstance(data, OrderedDataset):
+        if position.pass_number is not None:
+            data.epoch = position.pass_number
+    elif source is not None:
+        pass_over(source._distributed_dataset, position.made)
+    elif isinstance(data, tf.data.Dataset):
+        pass_over(data, position.made)
+
+
+def iterator_at(dataset: Any, batches: int) -> Any:
+    """An iterator over `dataset`, as a strategy distributes it, behind its first `batches`."""
+    if isinstance(dataset, DistributedDataset):
+        return DistributedIterator(starting_at(dataset._pipeline, batches), feed=dataset._feed)
+    return iter(starting_at(dataset, batches))
+
+
+def runs_python(dataset: Any) -> bool:
+    """Whether a pipeline calls Python code, which may draw random numbers of Python's or NumPy's.
+
+    It draws them in threads of its own, so the streams can't be put back behind it.
+    """
+    if isinstance(dataset, DistributedDataset):
+        dataset = dataset._pipeline
+    if stateful_ops(dataset) & _PYTHON:
+        return True
+    return any(runs_python(source) for source in dataset_inputs(dataset))
+
+
+_PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+
+
+def steps(
+    original: Callable[[Any], Iterator[Any]],
+    source: Any,
+    *,
+    skip: int,
+    on_begin: Callable[[], None],
+    on_step: Callable[[int, int], None],
+) -> Iterator[Any]:
+    """Keras's generator of an epoch, with a word after each step.
+
+    Args:
+        original: Keras's own.
+        source: Its epoch iterator.
+        skip: Hand out nothing for so many times.
+        on_begin: Called when Keras's generator has begun.
+        on_step: Called after each step; with `steps_per_execution` it is several. Gets how
+            many batches were asked for, and how many steps they made.
+    """
+    length = source.num_batches
+    for number, (begin, end, iterator) in enumerate(original(source)):
+        if number == 0:
+            on_begin()
+        if number < skip:
+            continue
+        yield begin, end, iterator
+        on_step(end + 1 - begin, (end + 1 if length is None else min(end + 1, length)) - begin)

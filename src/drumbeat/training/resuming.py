@@ -1,0 +1,437 @@
+"""`fit` that goes on where an earlier life of the process was, in the middle of an epoch.
+
+The script is run again from its top. A `fit` that was finished is passed over: Keras
+builds what it builds, trains nothing, and the state at the end is put back. The one
+that was interrupted begins as ever, its callbacks' `on_train_begin` and `on_epoch_begin`
+included; then everything is put back, and its epoch goes on with the next batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from drumbeat import keras_internals as touch
+from drumbeat.collectives.local import LocalCommunicator
+from drumbeat.state.format import State
+from drumbeat.state.progress import Activity
+from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.training import holdings, journal, positions, randomness, stopping
+from drumbeat.training.callback_state import PythonState
+from drumbeat.training.journal import Journal
+from drumbeat.training.phases import Phase
+from drumbeat.training.positions import Position, Start, Watched
+
+
+def integrate() -> None:
+    """Look into Keras's epochs."""
+    touch.wrap(touch.EPOCH_STEPS, _enumerate_iterator)
+    touch.wrap(touch.SYMBOLIC_BUILD, _symbolic_build)
+    touch.wrap(touch.EPOCH_RESULT, _epoch_result)
+    touch.wrap(touch.CSV_BEGIN, _csv_begin)
+
+
+def begin(
+    model: Any, strategy: DataParallelStrategy | None, arguments: Mapping[str, Any]
+) -> FitPhase | None:
+    """A `fit` begins; what is to be kept of it, or None where nothing is.
+
+    All workers must call this, where the model is trained by all.
+
+    Args:
+        model: To be fitted.
+        strategy: With which all workers train it; None for a training of this worker's own.
+        arguments: Of `fit`, by name.
+    """
+    own = journal.own()
+    if own is None or own.active is not None:
+        return None
+    if strategy is not None:
+        communicator = strategy.communicator
+    else:
+        communicator = LocalCommunicator()
+        if own.identity.world_size > 1 or model.distribute_strategy.num_replicas_in_sync > 1:
+            # Not all workers may come here: it has no number.
+            return FitPhase(own, communicator, -1, model, arguments, 1, None, None)
+    shards = 1 if strategy is None else strategy.extended.replicas.count
+    number, finished, snapshot = own.begin(communicator)
+    return FitPhase(own, communicator, number, model, arguments, shards, finished, snapshot)
+
+
+@dataclass
+class _Resumed:
+    """What the data's iterator needs to go on."""
+
+    position: Position
+    in_epoch: bool
+    steps_made: int
+    epoch_start: Start
+    at_creation: Start
+
+
+class FitPhase(Phase):
+    """One call of `fit`.
+
+    Args:
+        journal: Of this worker.
+        communicator: Of the workers.
+        number: See `Phase`.
+        model: To be fitted.
+        arguments: Of `fit`, by name.
+        shards: How many virtual shards this worker runs.
+        finished: The state at its end, where it was finished before.
+        snapshot: What it goes on from, where it was interrupted.
+    """
+
+    kind = "fit"
+
+    def __init__(
+        self,
+        journal: Journal,
+        communicator: Any,
+        number: int,
+        model: Any,
+        arguments: Mapping[str, Any],
+        shards: int,
+        finished: State | None,
+        snapshot: State | None,
+    ) -> None:
+        super().__init__(journal, communicator, number)
+        self.model = model
+        self.finished = finished
+        self.is_going_on = snapshot is not None
+        self.follower = _Follower(self)
+        given = list(stopping.each(arguments.get("callbacks")))
+        self._callbacks = given
+        self._own_history: list[Any] = []
+        if not any(isinstance(callback, keras.callbacks.History) for callback in given):
+            self._own_history = [keras.callbacks.History()]
+        self._x = arguments.get("x")
+        self._validation_x = _first(arguments.get("validation_data"))
+        objects = [*given, *self._own_history, *_of_keras(self._validation_x)]
+        self._objects = PythonState(objects)
+        self._data = PythonState(_of_keras(self._x))
+        self._shards = shards
+        self._snapshot = snapshot
+        self._resumed: _Resumed | None = None
+        self._source: Any = None
+        self._watched: Watched | None = None
+        self._evaluation: Watched | None = None
+        self._evaluation_goes_on: Position | None = None
+        self._epoch, self._steps_made = 0, 0
+        self._epoch_start = Start()
+        self._expects_steps = False
+        self._has_evaluated = False
+        self._logs: Any = None
+        self._kept_logs: Any = None
+
+    @property
+    def behind(self) -> list[Any]:
+        """What to put behind all other callbacks."""
+        return [*self._own_history, self.follower]
+
+    # The state --------------------------------------------------------------------
+
+    def holdings(self) -> holdings.Holdings:
+        """The model's variables, and those of callbacks."""
+        return holdings.of([self.model, *self._callbacks], self._shards)
+
+    def python(self) -> dict[str, Any]:
+        """Callbacks, the data's own state, and what `fit` remembers."""
+        watched = self._watched
+        return {
+            "objects": self._objects.take(),
+            "data": self._data.take(),
+            "epoch_start": self._epoch_start,
+            "at_creation": Start() if watched is None else watched.at_creation,
+            "logs": self._logs,
+            "stop_training": self.model.stop_training,
+        }
+
+    def facts(self, *, in_epoch: bool) -> dict[str, Any]:
+        """The position in the data."""
+        watched, evaluation = self._watched, self._evaluation
+        train = Position() if watched is None else watched.position(in_epoch=in_epoch)
+        tested = Position() if evaluation is None else evaluation.position(in_epoch=False)
+        return {
+            "epoch": self._epoch if in_epoch else self._epoch + 1,
+            "in_epoch": in_epoch,
+            "steps_made": self._steps_made if in_epoch else 0,
+            "train": train.to_json(),
+            "evaluation": tested.to_json(),
+        }
+
+    # A fit that is over -----------------------------------------------------------
+
+    def pass_over(self, original: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+        """What `fit` returned; model, callbacks and random numbers are as they were after it."""
+        state = self.finished
+        assert state is not None  # noqa: S101
+        histories = [c for c in self._callbacks if isinstance(c, keras.callbacks.History)]
+        for callback in self._callbacks:
+            callback.set_model(self.model)
+        with self:
+            result = original(
+                **{
+                    **arguments,
+                    "callbacks": [*histories, *self._own_history, self.follower],
+                    "epochs": 0,
+                    "initial_epoch": 0,
+                    "verbose": 0,
+                }
+            )
+            python = self.put_back(state)
+        self._objects.put_back(python["objects"])
+        self._data.put_back(python["data"])
+        self.model.stop_training = python["stop_training"]
+        self.journal.step = state.step
+        if self._source is not None:
+            positions.leave_as(self._source, self._x, Position(**state.meta["train"]))
+        positions.leave_as(None, self._validation_x, Position(**state.meta["evaluation"]))
+        randomness.put_back(python["random"])
+        return result
+
+    # A fit that goes on -----------------------------------------------------------
+
+    def train_begins(self) -> None:
+        """Behind the callbacks' `on_train_begin`."""
+        self._objects.begin()
+        self._data.begin()
+        if self.finished is not None:
+            self._build()
+        elif self._snapshot is not None:
+            self._build()
+            # So that what on_epoch_begin looks at is no older than need be.
+            self._put_back_all(self._snapshot)
+            self.model._initial_epoch = self._snapshot.meta["epoch"]
+
+    def epoch_about_to_begin(self, epoch: int) -> None:
+        """Behind the callbacks' `on_epoch_begin`."""
+        snapshot, self._snapshot = self._snapshot, None
+        if snapshot is not None:
+            self._go_on(snapshot)
+        self._epoch = epoch
+        self._steps_made = 0
+        self._expects_steps, self._has_evaluated = True, False
+        self.epoch_begins(epoch)
+
+    def epoch_ends(self) -> None:
+        """Behind the callbacks' `on_epoch_end`, after what differed between workers is mended."""
+        self.mended()
+        self._kept_logs = None
+        self.journal.doing(Activity.BETWEEN_EPOCHS)
+        # A long evaluation is a long time without a beat.
+        if self._has_evaluated and not self.model.stop_training:
+            self.between_epochs()
+
+    def noted(self, logs: Any) -> None:
+        """Behind the callbacks' `on_train_batch_end`."""
+        self._logs = logs
+        self._kept_logs = None
+
+    def evaluation_begins(self) -> None:
+        """Validation."""
+        self._has_evaluated = True
+        self.journal.doing(Activity.EVALUATING)
+
+    def _build(self) -> None:
+        if self.model._distribute_strategy is None and self._source is not None:
+            # Keras leaves it to the first step, which is too late.
+            dataset: Any = self._source._distributed_dataset
+            self.model._symbolic_build(data_batch=dataset.element_spec)
+
+    def _put_back_all(self, snapshot: State) -> dict[str, Any]:
+        python = self.put_back(snapshot)
+        self._objects.put_back(python["objects"])
+        return python
+
+    def _go_on(self, snapshot: State) -> None:
+        meta = snapshot.meta
+        self.model._initial_epoch = None
+        in_epoch = meta["in_epoch"]
+        if in_epoch:
+            python = self._put_back_all(snapshot)
+            self._logs = self._kept_logs = python["logs"]
+        else:
+            python = self.snapshot_python(snapshot)
+            self._data.put_back(python["data"])
+        self._evaluation_goes_on = Position(**meta["evaluation"])
+        self._resumed = _Resumed(
+            position=Position(**meta["train"]),
+            in_epoch=in_epoch,
+            steps_made=meta["steps_made"],
+            epoch_start=python["epoch_start"],
+            at_creation=python["at_creation"],
+        )
+
+    def kept_logs(self) -> Any:
+        """Of the last step before the snapshot, where no other was made since; once."""
+        kept, self._kept_logs = self._kept_logs, None
+        return kept
+
+    # Epoch iterators --------------------------------------------------------------
+
+    def knows(self, source: Any) -> None:
+        """An epoch iterator of Keras's has been made; the first is that of the training."""
+        if self._source is None:
+            self._source = source
+
+    def around_steps(self, original: Callable[[Any], Iterator[Any]], source: Any) -> Iterator[Any]:
+        """Keras's generator for one epoch of `source`."""
+        if self._expects_steps:
+            self._expects_steps = False
+            return self._train_steps(original, source)
+        if source is getattr(self.model, "_eval_epoch_iterator", None) and self._evaluation is None:
+            goes_on, self._evaluation_goes_on = self._evaluation_goes_on, None
+            self._evaluation = Watched(source, self._validation_x, PythonState([]), goes_on)
+        return _alive(original(source), self.journal)
+
+    def _train_steps(self, original: Callable[[Any], Iterator[Any]], source: Any) -> Iterator[Any]:
+        resumed, self._resumed = self._resumed, None
+        position = None if resumed is None else resumed.position
+        if self._watched is None:
+            self._watched = Watched(source, self._x, self._data, position)
+        watched = self._watched
+        on_begin: Callable[[], None] = _nothing
+        if resumed is None or position is None:
+            self._epoch_start = Start(randomness.state(), self._data.take())
+            watched.epoch_begins()
+        else:
+            now = randomness.state()
+            self._recreate(watched, resumed)
+            if not positions.runs_python(source._distributed_dataset):
+                on_begin = lambda: randomness.put_back(now)  # noqa: E731
+            self._steps_made = resumed.steps_made
+        return positions.steps(
+            original, source, skip=self._steps_made, on_begin=on_begin, on_step=self._made_step
+        )
+
+    def _recreate(self, watched: Watched, resumed: _Resumed) -> None:
+        """Lets the data's code find what it found when the epoch, or the iterator, began."""
+        if resumed.position.batches >= 0 and resumed.at_creation.random:
+            randomness.put_back(resumed.at_creation.random)
+            self._data.put_back(resumed.at_creation.data)
+        watched.resume(resumed.position)
+        if resumed.in_epoch:
+            self._epoch_start = resumed.epoch_start
+            if not watched.lives_on:
+                randomness.put_back(resumed.epoch_start.random)
+                self._data.put_back(resumed.epoch_start.data)
+        else:
+            self._epoch_start = Start(randomness.state(), self._data.take())
+
+    def _made_step(self, batches: int, steps: int) -> None:
+        assert self._watched is not None  # noqa: S101
+        self._watched.took(batches)
+        self._steps_made += 1
+        self.step_finished(steps)
+
+
+class _Follower(keras.callbacks.Callback):
+    """Stands behind all other callbacks of a fit."""
+
+    def __init__(self, phase: FitPhase) -> None:
+        super().__init__()
+        self._phase = phase
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._phase.train_begins()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._phase.epoch_about_to_begin(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._phase.noted(logs)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._phase.evaluation_begins()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._phase.epoch_ends()
+
+
+def _first(validation_data: Any) -> Any:
+    return validation_data[0] if isinstance(validation_data, tuple) else validation_data
+
+
+def _of_keras(data: Any) -> list[Any]:
+    return [data] if isinstance(data, keras.utils.PyDataset) else []
+
+
+def _nothing() -> None:
+    """Nothing to do."""
+
+
+# What is put around Keras --------------------------------------------------------
+
+
+def _active_for(model: Any) -> FitPhase | None:
+    own = journal.own()
+    active = None if own is None else own.active
+    return active if isinstance(active, FitPhase) and active.model is model else None
+
+
+def _enumerate_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
+    def enumerate_iterator(self: Any) -> Any:
+        own = journal.own()
+        if own is None:
+            return original(self)
+        if isinstance(own.active, FitPhase):
+            return own.active.around_steps(original, self)
+        return _alive(original(self), own)
+
+    return enumerate_iterator
+
+
+def _alive(steps: Iterator[Any], own: Journal) -> Iterator[Any]:
+    """Gives a sign of life with each step."""
+    page = own.page
+    for step in steps:
+        if page is not None:
+            page.update()
+        yield step
+
+
+def _symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
+    def maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+        phase = _active_for(self)
+        if phase is not None and iterator is not None:
+            phase.knows(iterator)
+        return original(self, iterator, data_batch)
+
+    return maybe_symbolic_build
+
+
+def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
+        phase = _active_for(self)
+        kept = None if phase is None else phase.kept_logs()
+        # The epoch went on behind its last step.
+        return original(self, logs if kept is None else kept)
+
+    return get_metrics_result_or_logs
+
+
+def _csv_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+    def on_train_begin(self: Any, logs: Any = None) -> Any:
+        phase = _active_for(self.model)
+        if phase is None or not phase.is_going_on or self.append:
+            return original(self, logs)
+        # The file has rows of earlier epochs.
+        with _appending(self):
+            return original(self, logs)
+
+    return on_train_begin
+
+
+@contextlib.contextmanager
+def _appending(logger: Any) -> Iterator[None]:
+    logger.append = True
+    try:
+        yield
+    finally:
+        logger.append = False

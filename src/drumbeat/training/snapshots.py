@@ -1,0 +1,178 @@
+"""From a phase's variables and Python objects to a state that any node can restart from, and back.
+
+What all workers hold alike is in it once. What each has of its own (what its metrics have
+counted, moving statistics, its callbacks) is gathered from all of them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from drumbeat.collectives.communicator import Communicator
+from drumbeat.errors import DivergenceError, StateError
+from drumbeat.state.format import State, pack, unpack
+from drumbeat.training import divergence
+from drumbeat.training.holdings import Held, Holdings, Kind
+
+_PYTHON = "python"
+
+
+class KnownToDiffer(Exception):
+    """Workers have other hyperparameters, which is mended, and told, at the end of the epoch."""
+
+
+def take(
+    holdings: Holdings,
+    python: Mapping[str, Any],
+    communicator: Communicator,
+    *,
+    step: int,
+    meta: Mapping[str, Any],
+) -> State:
+    """The state of all workers; all must call this after the same step.
+
+    Its arrays are views of the variables: they are to be written before the next step.
+
+    Args:
+        holdings: What the phase holds.
+        python: What else this worker has, for pickle.
+        communicator: Of the workers.
+        step: Finished training steps of the job.
+        meta: Plain values, alike on all workers.
+
+    Raises:
+        DivergenceError: What should be the same on all workers is not.
+        KnownToDiffer: The same, but it is known why.
+    """
+    views = [each.view for each in holdings.held]
+    alike = [True] * len(views)
+    if communicator.size > 1:
+        alike = divergence.alike(views, communicator)
+        views = _examined(holdings.held, views, alike, communicator)
+    own = {f"v{i}": views[i] for i, same in enumerate(alike) if not same}
+    own[_PYTHON] = np.frombuffer(pickle.dumps(dict(python), pickle.HIGHEST_PROTOCOL), np.uint8)
+    everyones = _gathered(pack(State(step, {}, own)), communicator)
+    arrays = {f"v{i}": views[i] for i, same in enumerate(alike) if same}
+    arrays |= {f"own{rank}": data for rank, data in enumerate(everyones)}
+    facts = {
+        "paths": [each.path for each in holdings.held],
+        "trained": [holdings.trained_by(optimizer) for optimizer in holdings.optimizers],
+        "workers": communicator.size,
+    }
+    return State(step, {**meta, **facts}, arrays)
+
+
+def python_of(state: State, rank: int) -> dict[str, Any]:
+    """What worker `rank` gave to `take` as `python`."""
+    return pickle.loads(_own(state, rank).arrays[_PYTHON].tobytes())
+
+
+def put_back(state: State, holdings: Holdings, rank: int) -> None:
+    """Gives the variables what they held.
+
+    Raises:
+        StateError: They are other variables than those of the state.
+    """
+    arrays = {**state.arrays, **_own(state, rank).arrays}
+    paths: Sequence[str] = state.meta["paths"]
+    if len(paths) != len(holdings.held):
+        raise StateError(_other_variables(paths, holdings.held))
+    values = [arrays[f"v{i}"] for i in range(len(paths))]
+    for each, path, value in zip(holdings.held, paths, values, strict=True):
+        shape, dtype = tuple(each.variable.shape), tf.as_dtype(each.variable.dtype).name
+        if shape != value.shape or dtype != value.dtype.name:
+            raise StateError(
+                f"The snapshot of step {state.step} does not fit: it has {path} with "
+                f"{value.dtype.name} of shape {list(value.shape)} where there is {each.path} with "
+                f"{dtype} of shape {list(shape)}. {_SAME_SCRIPT}"
+            )
+    for each, value in zip(holdings.held, values, strict=True):
+        each.variable.assign(value)
+
+
+_SAME_SCRIPT = (
+    "Expected that the script makes the same model again when it is run again: nothing that it "
+    "builds may depend on time, or on files that it has written itself."
+)
+
+
+def build_optimizers(state: State, holdings: Holdings) -> bool:
+    """Builds optimizers that had been built when the state was taken; whether there were any."""
+    built = False
+    for optimizer, trained in zip(holdings.optimizers, state.meta["trained"], strict=False):
+        if trained and not optimizer.built:
+            optimizer.build([holdings.held[i].variable for i in trained])
+            built = True
+    return built
+
+
+def _own(state: State, rank: int) -> State:
+    data = state.arrays.get(f"own{rank}")
+    if data is None:
+        raise StateError(
+            f"The snapshot of step {state.step} is of {state.meta['workers']} workers and has "
+            f"nothing for worker {rank}. Start as many as before."
+        )
+    return unpack(np.ascontiguousarray(data).data)
+
+
+def _other_variables(paths: Sequence[str], held: Sequence[Held]) -> str:
+    own = [each.path for each in held]
+    place = next((i for i, (a, b) in enumerate(zip(paths, own, strict=False)) if a != b), None)
+    place = min(len(paths), len(own)) if place is None else place
+    there = paths[place] if place < len(paths) else "nothing more"
+    here = own[place] if place < len(own) else "nothing more"
+    return (
+        f"The snapshot has {len(paths)} variables, the training that goes on has {len(own)}. The "
+        f"first that differs is number {place + 1}: {there} in the snapshot, {here} now. "
+        f"{_SAME_SCRIPT}"
+    )
+
+
+def _examined(
+    held: Sequence[Held], views: list[np.ndarray], alike: list[bool], communicator: Communicator
+) -> list[np.ndarray]:
+    """`views`, all right where all workers must have the same; `alike` says so then."""
+    wrong = [i for i, same in enumerate(alike) if not same and held[i].kind is not Kind.OTHER]
+    if not wrong:
+        return views
+    if any(_is_hyperparameter(held[i]) for i in wrong):
+        raise KnownToDiffer
+    chiefs = communicator.broadcast([tf.constant(views[i]) for i in wrong], name="differing")
+    chiefs = [np.asarray(value) for value in chiefs]
+    gaps = np.array([[divergence.gap(views[i], v) for i, v in zip(wrong, chiefs, strict=True)]])
+    gaps = communicator.all_gather_numpy(gaps, name="by how much they differ")
+    text = divergence.describe([held[i].path for i in wrong], gaps)
+    if text:
+        raise DivergenceError(_DIVERGED.format(held[wrong[0]].kind.value, text))
+    for i, value in zip(wrong, chiefs, strict=True):
+        # No more than rounding, as operations without a fixed order make on GPUs.
+        held[i].variable.assign(value)
+        views[i], alike[i] = held[i].view, True
+    return views
+
+
+_DIVERGED = (
+    "The workers no longer have the same {}: {}. Either memory is bad, or something changes "
+    "variables on some workers only: a callback that acts on the logs of a batch, code under "
+    "`if rank == 0`, or gradients in a loop of your own that are not summed over the workers."
+)
+
+
+def _is_hyperparameter(each: Held) -> bool:
+    return each.kind is Kind.OPTIMIZER and each.path.rpartition("/")[2] == "learning_rate"
+
+
+def _gathered(data: bytes, communicator: Communicator) -> list[np.ndarray]:
+    """Each worker's bytes, by rank."""
+    mine = np.frombuffer(data, np.uint8)
+    if communicator.size == 1:
+        return [mine]
+    sizes = communicator.all_gather_numpy(np.array([mine.size], np.int64), name="sizes")
+    everyones = communicator.all_gather_numpy(mine, name="each worker's own state")
+    return np.split(everyones, np.cumsum(sizes)[:-1])
