@@ -118,3 +118,29 @@ def test_a_dataset_can_be_of_a_class_of_our_own() -> None:
     assert dataset.options().deterministic
     taken = [int(n) for n in tf_internals.OwnedIterator(dataset)]
     assert taken == [0, 1, 2, 3]
+
+
+def test_checkpoints_and_their_managers_write_through_one_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tf.train.Checkpoint, "_write", tf.train.Checkpoint._write)
+    seen, called = [], []
+
+    def elsewhere(original):
+        def write(self, file_prefix, options=None):
+            seen.append(os.path.basename(file_prefix))
+            path = original(self, f"{file_prefix}-x", options=None)
+            callbacks = options.experimental_write_callbacks if options else []
+            tf_internals.call_after_writing([*callbacks, called.append], path)
+            return path
+
+        return write
+
+    tf_internals.wrap_checkpoint_write(elsewhere)
+    checkpoint = tf.train.Checkpoint(v=tf.Variable(3.0))
+    manager = tf.train.CheckpointManager(checkpoint, tmp_path, max_to_keep=2)
+    saved = [checkpoint.write(tmp_path / "a"), checkpoint.save(tmp_path / "b"), manager.save()]
+    assert seen == ["a", "b-1", "ckpt-2"]
+    assert called == saved
+    assert [os.path.basename(path) for path in saved] == ["a-x", "b-1-x", "ckpt-2-x"]
+    assert manager.latest_checkpoint == tf.train.latest_checkpoint(tmp_path) == saved[-1]

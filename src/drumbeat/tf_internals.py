@@ -7,6 +7,7 @@ changes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,9 @@ import tensorflow as tf
 from tensorflow.core.protobuf import (
     tensorflow_server_pb2,  # pyright: ignore[reportMissingImports]
 )
+
+# Checkpoints are written in parts whose names clash between workers.
+from tensorflow.python.checkpoint import checkpoint  # pyright: ignore[reportMissingImports]
 
 # FILE and HINT sharding rewrite the graph of a dataset; there is no public name for it.
 from tensorflow.python.data.experimental.ops.distribute import (  # pyright: ignore[reportMissingImports]
@@ -62,6 +66,7 @@ __all__ = [
     "auto_shard",
     "broadcast_recv_v2",
     "broadcast_send_v2",
+    "call_after_writing",
     "context_is_initialized",
     "dataset_inputs",
     "dataset_kind",
@@ -77,6 +82,7 @@ __all__ = [
     "shifted_seed",
     "stateful_ops",
     "thread_scopes",
+    "wrap_checkpoint_write",
     "zip_structure",
 ]
 
@@ -366,3 +372,18 @@ def thread_scopes() -> Callable[[], contextlib.AbstractContextManager[None]]:
                 yield
 
     return scopes
+
+
+def wrap_checkpoint_write(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replaces what `tf.train.Checkpoint`'s save and write, and CheckpointManager, end in.
+
+    Args:
+        make: Gets the original, which takes a checkpoint, a prefix and `options`.
+    """
+    original = tf.train.Checkpoint._write
+    tf.train.Checkpoint._write = functools.wraps(original)(make(original))
+
+
+def call_after_writing(callbacks: Sequence[Callable[..., Any]], path: str) -> None:
+    """Calls what CheckpointOptions has for after a write to `path`, as TensorFlow does."""
+    checkpoint._execute_callbacks(callbacks, path)

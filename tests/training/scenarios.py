@@ -1591,6 +1591,30 @@ def chief_alone_saves_and_all_load():
     return outcome(loaded, history) | again
 
 
+# F13: parts of a checkpoint have the same names in all workers.
+@scenario
+def everyone_saves_one_checkpoint():
+    folder, barrier = OUT / f"everyones-{SIZE}", strategy.extended.communicator.barrier
+    with strategy.scope():
+        values = tf.Variable(np.zeros(200_000, "float32"))
+    checkpoint = tf.train.Checkpoint(values=values)
+    manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
+    alone = OUT / f"alone-{SIZE}-{RANK}" / "mine"
+    seen = []
+    for _ in range(8):
+        values.assign_add(tf.ones_like(values))
+        barrier("step")
+        saved = manager.save()
+        written = checkpoint.write(alone)
+        barrier("saved")
+        assert saved == tf.train.latest_checkpoint(folder)
+        for path in (saved, written):
+            there = tf.train.load_checkpoint(path).get_tensor("values/.ATTRIBUTES/VARIABLE_VALUE")
+            seen.append([there.min(), there.max()])
+        barrier("read")
+    return {"seen": np.array(seen), "files": np.array(sorted(p.name for p in folder.iterdir()))}
+
+
 @scenario
 def others_save_to_a_temporary_folder():
     x, y = data(64)

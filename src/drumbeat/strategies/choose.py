@@ -61,6 +61,11 @@ def strategy(
     return _the_one(cluster, identity, exact, shares)
 
 
+def existing() -> DataParallelStrategy | None:
+    """The data-parallel strategy of this process, if it has been made."""
+    return _made.get("strategy")
+
+
 def multi_worker(env: Mapping[str, str] | None = None) -> DataParallelStrategy:
     """The data-parallel strategy of this process, also when it is the only worker.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from drumbeat import keras_internals as touch
 from drumbeat.cluster.identity import Identity
-from drumbeat.training import current
+from drumbeat.training import checkpoints, current
 
 _RENAME_TRIES = 10
 logger = logging.getLogger("drumbeat")
@@ -31,6 +31,7 @@ def integrate() -> None:
     for writer in (touch.SAVE_MODEL, touch.SAVE_WEIGHTS, touch.SAVE_H5, touch.EXPORT):
         touch.wrap(writer, _whole_or_nothing)
     touch.wrap(touch.DOWNLOAD, _download_whole)
+    checkpoints.integrate()
     for callback in (
         touch.CHECKPOINT_SAVE,
         touch.BACKUP_SAVE,
