@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 HEADING = re.compile(
-    r"(?:^|\n)\n(?=The run failed\.|.+ on \S+ (failed|was|lost|dropped|never|could) .*\.\n)"
+    r"(?:^|\n)\n(?=The run failed\.|"
+    r".+ on \S+ (failed|was|lost|dropped|never|could|made|has) .*\.\n)"
 )
 SOURCE = Path(__file__).parents[2] / "src"
 STAND_IN = "def install():\n    pass\n"

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from drumbeat.cluster.identity import Identity
 from drumbeat.cluster.spec import ClusterSpec
-from drumbeat.collectives.communicator import Communicator
+from drumbeat.collectives.communicator import Communicator, Observer
 from drumbeat.collectives.local import LocalCommunicator
 from drumbeat.errors import ConfigError
 
 
-def communicator(identity: Identity | None, cluster: ClusterSpec | None = None) -> Communicator:
+def communicator(
+    identity: Identity | None,
+    cluster: ClusterSpec | None = None,
+    observer: Observer | None = None,
+) -> Communicator:
     """Connects this process to the other workers of its job.
 
     Args:
         identity: Who the process is; None outside `drumbeat run`.
         cluster: The cluster of TF_CONFIG with this process's task. Only the
             TensorFlow communicator needs it; tasks that don't train are left out.
+        observer: Is told of every collective, the connecting first; nothing is told
+            by a communicator of one worker.
 
     Returns:
         One that fits `identity.collectives`; without an identity, or in a job of
@@ -33,6 +39,18 @@ def communicator(identity: Identity | None, cluster: ClusterSpec | None = None) 
             f"{identity.name} takes no part in the synchronous training, so it has no collectives. "
             "Only the chief and workers do."
         )
+    if observer is None:
+        return _connected(identity, cluster)
+    observer.enter(0, "the strategy's making", "")
+    try:
+        made = _connected(identity, cluster)
+    finally:
+        observer.leave()
+    made.observer = observer
+    return made
+
+
+def _connected(identity: Identity, cluster: ClusterSpec | None) -> Communicator:
     if identity.collectives == "mpi":
         from drumbeat.collectives.mpi import MpiCommunicator
 

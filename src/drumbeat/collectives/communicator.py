@@ -8,7 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +31,18 @@ def _not_converted(function: _Function) -> _Function:
     return cast(_Function, tf.autograph.experimental.do_not_convert(function))
 
 
+class Observer(Protocol):
+    """Is told in which collective this worker is; calls come one at a time, from any thread."""
+
+    def enter(self, number: int, kind: str, name: str) -> None:
+        """A collective begins, the `number`-th; 0 is the making of the communicator."""
+        ...
+
+    def leave(self) -> None:
+        """It is over, or has failed."""
+        ...
+
+
 class Communicator(ABC):
     """Collective operations among the workers of a job.
 
@@ -50,6 +62,9 @@ class Communicator(ABC):
     With one worker a call returns its input and does nothing else.
 
     Results are the same bytes on every worker.
+
+    Attributes:
+        observer: Is told of each collective, where somebody wants to know.
     """
 
     def __init__(self, *, rank: int, size: int, timeout_s: float, bridge: Bridge) -> None:
@@ -62,6 +77,7 @@ class Communicator(ABC):
         self._sequence = 0
         self._last_error: CollectiveError | None = None
         self._spent_s = 0.0
+        self.observer: Observer | None = None
 
     @property
     def spent_s(self) -> float:
@@ -232,6 +248,8 @@ class Communicator(ABC):
             if self._last_error is not None:
                 raise self._last_error
             self._sequence += 1
+            if self.observer is not None:
+                self.observer.enter(self._sequence, kind, name)
             call = self._describe(kind, values, op, root, name)
             self._agree(call)
             if kind == "all_reduce":
@@ -245,6 +263,8 @@ class Communicator(ABC):
             self._last_error = error
             raise
         finally:
+            if self.observer is not None:
+                self.observer.leave()
             self._spent_s += time.monotonic() - began_s
             self._lock.release()
 

@@ -7,14 +7,16 @@ import contextlib
 import json
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from drumbeat.cluster.wording import listed
+from drumbeat.control.restart import Kind
 from drumbeat.errors import RendezvousError
 from drumbeat.launch.failures import Failure, explanation
+from drumbeat.launch.hangs import HangWatch
 from drumbeat.launch.meeting import Meeting
 from drumbeat.launch.plan import LocalTask
 from drumbeat.launch.processes import ParentError, ParentProcess
@@ -49,7 +51,13 @@ class Worker:
 class Watch:
     """Waits for the end of the job on this node. `run` is called once, after all `add`s."""
 
-    def __init__(self, settings: RunSettings, parent: ParentProcess, meeting: Meeting) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        parent: ParentProcess,
+        meeting: Meeting,
+        note: Callable[[str], None],
+    ) -> None:
         self._settings = settings
         self._parent = parent
         self._meeting = meeting
@@ -58,12 +66,14 @@ class Watch:
         self._changed = asyncio.Event()
         self._aborts: dict[str, int] = {}
         self._untold: list[Failure] = []
+        self._hangs = HangWatch(settings, parent, meeting, note)
         self.fired = 0
         """Faults of `--inject` that other agents have told of before they struck."""
 
     def add(self, worker: Worker) -> None:
         """Watches one more worker."""
         self._workers.append(worker)
+        self._hangs.add(worker)
 
     def aborted(self, name: str, code: int, text: str) -> None:
         """Notes that a worker called MPI_Abort: it may be about to end, or unable to."""
@@ -132,9 +142,10 @@ class Watch:
             for worker in self._workers
         }
         events = asyncio.ensure_future(self._report_events())
+        hangs = asyncio.ensure_future(self._report_hangs())
         done = asyncio.ensure_future(self._until_done(ends))
         changed = asyncio.ensure_future(self._changed.wait())
-        tasks: list[asyncio.Future[Any]] = [*ends.values(), events, done, changed]
+        tasks: list[asyncio.Future[Any]] = [*ends.values(), events, hangs, done, changed]
         try:
             await asyncio.wait({done, changed}, return_when=asyncio.FIRST_COMPLETED)
             for failure in self._untold:
@@ -197,7 +208,7 @@ class Watch:
             how = "lost the process that starts its workers"
             self._record(Failure(name="The agent", host=host, code=1, text=str(error), how=how))
             return
-        if code == 0:
+        if code == 0 or worker.task.name in self._hangs.killed:
             return
         await wait_closed((worker.stdout, worker.stderr), _LAST_OUTPUT_S)
         failure = Failure(
@@ -208,8 +219,15 @@ class Watch:
             text=explanation(worker.stderr.tail_text(), worker.stdout.tail_text()),
             consequence=_is_consequence(worker.failure_path),
         )
+        if failure.consequence:
+            self._hangs.lost(worker.task.name)
         self._record(failure)
         await self._meeting.tell(failure.to_event())
+
+    async def _report_hangs(self) -> None:
+        for failure in await self._hangs.run():
+            self._record(failure)
+            await self._meeting.tell(failure.to_event())
 
     async def _report_events(self) -> None:
         while True:
@@ -218,8 +236,13 @@ class Watch:
             match event.get("type"):
                 case "fired":
                     self.fired |= 1 << int(event.get("fault", 0))
+                case "worker":
+                    self._hangs.heard(event)
                 case "failed":
-                    self._record(Failure.from_event(event))
+                    failure = Failure.from_event(event)
+                    if failure.kind is Kind.HANG:
+                        self._hangs.report()
+                    self._record(failure)
                 case "node_lost":
                     self._record(self._node_failure(event, f"Lost contact with it: {reason}."))
                 case "node_left":

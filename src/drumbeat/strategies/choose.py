@@ -15,6 +15,7 @@ from drumbeat.collectives.choose import communicator
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.data.shares import Shares
 from drumbeat.errors import ConfigError
+from drumbeat.state.waiting import WaitingNote
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.determinism import same_bytes_everywhere
 
@@ -152,6 +153,8 @@ def _is_share(number: object) -> bool:
 def _communicator(cluster: ClusterSpec | None, identity: Identity | None) -> Communicator:
     if cluster is None or cluster.task is None:
         return communicator(identity)
+    # So that the agent can tell who waits from who hangs.
+    note = WaitingNote.from_env(os.environ)
     if identity is None:
         # Started by other means than `drumbeat run`: only TensorFlow's servers can
         # find each other by TF_CONFIG alone.
@@ -165,7 +168,7 @@ def _communicator(cluster: ClusterSpec | None, identity: Identity | None) -> Com
             name=str(cluster.task),
             timeout_s=DEFAULT_TIMEOUT_S,
         )
-    return communicator(identity, cluster)
+    return communicator(identity, cluster, note)
 
 
 def _resolver(cluster: ClusterSpec | None) -> tf.distribute.cluster_resolver.ClusterResolver:

@@ -1,0 +1,86 @@
+"""Workers that hang, or end although others wait for them, in real jobs without TensorFlow."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+# A training loop as far as an agent can see it. After step 20 worker 0 waits for worker 1.
+STEPS = """
+    import os, signal, sys, time
+    from drumbeat.state.progress import Activity, ProgressPage
+    from drumbeat.state.waiting import WaitingNote
+
+    page, waiting = ProgressPage.from_env(os.environ), WaitingNote.from_env(os.environ)
+
+    def stop():
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(100)
+
+    def spin():
+        while True:
+            pass
+
+    for step in range(21):
+        waiting.enter(step + 1, "all_reduce", "gradients")
+        waiting.leave()
+        page.update(Activity.TRAINING, step=step, epoch=0, slowest_step_s=0.02)
+        time.sleep(0.02)
+    if os.environ["DRUMBEAT_RANK"] == "0":
+        waiting.enter(22, "all_reduce", "gradients")
+        time.sleep(float(sys.argv[2]))
+    else:
+        {"stop": stop, "spin": spin, "end": sys.exit}[sys.argv[1]]()
+"""
+TENSORFLOW = ("--collectives", "tensorflow", "--max-restarts", "0")
+
+
+@pytest.mark.parametrize(
+    ("what", "seconds", "heading", "where", "told"),
+    [
+        ("stop", 1, "made no progress for 1 s.", "trains", "in stop\n    os.kill("),
+        ("spin", 1, "made no progress for 1 s.", "trains", "in spin\n"),
+        ("end", 60, "has ended, but worker 0 waits for it.", "has ended", "look for fit()"),
+    ],
+)
+def test_a_worker_that_others_wait_for_in_vain_is_found(jobs, what, seconds, heading, where, told):
+    options = ("-n", "2", "--hang-timeout", str(seconds), *TENSORFLOW)
+    result = jobs.run(STEPS, what, "100", options=options)
+    assert result.code == 1, result.out
+    first, second, *_ = result.report.splitlines()
+    assert first.startswith("worker 1 on ")
+    assert first.endswith(heading)
+    assert "worker 0 waits" in second
+    assert "all_reduce 'gradients' #22" in second
+    assert told in result.report
+    assert ("is stopped (SIGSTOP)" in second) == (what == "stop")
+    assert "[drumbeat] worker 0: after step 20 (epoch 1), waits in all_reduce" in result.out
+    assert f"[drumbeat] worker 1: after step 20 (epoch 1), {where}" in result.out
+    assert result.seconds < 8
+
+
+def test_a_wait_that_ends_is_none_in_vain(jobs):
+    result = jobs.run(STEPS, "end", "1.5", options=("-n", "2", *TENSORFLOW))
+    assert result.code == 0, result.out
+
+
+def test_a_worker_that_has_ended_is_found_by_the_node_where_others_wait(jobs):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    script = jobs.script(STEPS)
+    nodes = [
+        jobs.start(
+            *(script, "end", "100"),
+            options=("--nodes", "2", "--node-rank", str(n), "--rendezvous", address, *TENSORFLOW),
+            env={"DRUMBEAT_TOKEN": "secret"},
+            run_dir=f"node{n}",
+        )
+        for n in range(2)
+    ]
+    for result in [job.end(20) for job in nodes]:
+        assert result.code == 1, result.out
+        assert result.report.startswith("worker 1 on ")
+        assert "has ended, but worker 0 waits for it." in result.report
+        assert result.seconds < 10
