@@ -373,6 +373,32 @@ def carries_control_data_while_a_graph_is_traced(c: Communicator) -> None:
 
 
 @check
+def tells_its_observer(c: Communicator) -> None:
+    told: list[Any] = []
+
+    class Observer:
+        def enter(self, number: int, kind: str, name: str) -> None:
+            told.append((number, kind, name))
+
+        def leave(self) -> None:
+            told.append("left")
+
+    c.observer = Observer()
+    try:
+        c.barrier("first")
+        tf.function(lambda: c.all_reduce([tf.ones([2])], name="second"))()
+    finally:
+        c.observer = None
+    number = told[0][0]
+    assert told == [
+        (number, "barrier", "first"),
+        "left",
+        (number + 1, "all_reduce", "second"),
+        "left",
+    ]
+
+
+@check
 def refuses_what_it_cannot_carry(c: Communicator) -> None:
     for call, said in (
         (lambda: c.all_reduce([tf.constant("a")]), "can't carry string"),

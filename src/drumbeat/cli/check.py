@@ -17,6 +17,7 @@ import typer
 
 from drumbeat.cli import verdict
 from drumbeat.cluster.recording import Recording, StepRecord
+from drumbeat.control import hang
 from drumbeat.control.differences import Run
 from drumbeat.control.findings import compare
 from drumbeat.errors import ConfigError
@@ -241,6 +242,8 @@ def _ending(outcome: Outcome, records: tuple[tuple[StepRecord, ...], ...], steps
         return "steps"
     if outcome.code == LIMIT_CODE and not outcome.body:
         return "limit"
+    if hang.HAS_ENDED in outcome.heading:
+        return "script"  # on some workers, for which the others waited
     return "failed" if outcome.code else "script"
 
 

@@ -225,7 +225,7 @@ class Agent:
 
     async def _train(self, collectives: str) -> Outcome:
         assert self._parent is not None  # noqa: S101
-        watch = Watch(self._settings, self._parent, self._meeting)
+        watch = Watch(self._settings, self._parent, self._meeting, self._console.note)
         self._attempt = Attempt(
             self._settings,
             machine=self._machine,

@@ -25,6 +25,7 @@ from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from drumbeat.errors import CollectiveError, CollectiveMismatch, DrumbeatError
+from drumbeat.launch import stacks
 
 if TYPE_CHECKING:
     from drumbeat.launch.parent import WorkerRequest
@@ -132,6 +133,7 @@ def _enter(request: WorkerRequest, fds: list[int]) -> None:
         if reconfigure is not None:
             reconfigure(line_buffering=True)
     faulthandler.enable()
+    stacks.offer(os.environ)
     if request.cpus and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request.cpus)
     os.chdir(request.folder)
