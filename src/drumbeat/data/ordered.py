@@ -113,13 +113,6 @@ class OrderedDataset(WrappedDataset):
         more = int(count) if left < 0 else min(int(count), left)
         return self._changed(first=self._reading.first + more)
 
-    def passed(self, taken: int) -> None:
-        """Move `epoch` on as an iterator does that gives `taken` batches."""
-        length = self._reading.order.num_batches
-        epoch, step = divmod(self._reading.first + taken - 1, length)
-        if taken > 1 or (taken == 1 and step >= min(1, length - 1)):
-            self.epoch += epoch + (step >= min(1, length - 1))
-
     def _changed(self, **reading: int) -> OrderedDataset:
         return _dataset(replace(self._reading, **reading), self._fingerprint)
 

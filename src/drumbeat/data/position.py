@@ -105,10 +105,12 @@ def _zip(dataset: Any, count: int) -> tf.data.Dataset:
     return tf.data.Dataset.zip(zip_structure(dataset, later))
 
 
-def _take(dataset: Any, count: int) -> tf.data.Dataset:
+def _take(dataset: Any, count: int) -> tf.data.Dataset | None:
     limit = dataset_number(dataset, "count")
-    left = limit if limit < 0 else max(limit - count, 0)
-    return _source(dataset, count).take(left)
+    if 0 <= limit <= count:
+        # To take nothing makes no iterator, for which a shuffle would draw an order.
+        return None
+    return _source(dataset, count).take(limit if limit < 0 else limit - count)
 
 
 def _skip(dataset: Any, count: int) -> tf.data.Dataset | None:

@@ -1,0 +1,104 @@
+"""A dataset as another process left it: after so many iterators, and within one of them.
+
+What an iterator yields depends on those made before it from the same dataset: `shuffle`
+draws a new order each time it begins, `cache` is filled by the first whole pass. In a
+new process the iterators before are made up for, without computing what they gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from drumbeat.data.distributed import DistributedDataset
+from drumbeat.data.ordered import OrderedDataset
+from drumbeat.data.position import starting_at
+from drumbeat.tf_internals import dataset_inputs, dataset_kind
+
+AnyDataset = tf.data.Dataset | DistributedDataset
+# Kinds that make iterators over their inputs as they go, not when they begin.
+_LATE = ("Cache", "Concatenate", "Repeat")
+_DRAWING = ("Shuffle", "ShuffleAndRepeat", "Random")
+
+
+def iterator_at(dataset: AnyDataset, batches: int) -> Iterator[Any]:
+    """An iterator over `dataset` that begins behind the first `batches` batches of a pass.
+
+    The same batches follow as from `iter(dataset)`, and the iterator has the same type
+    specification. What is computed for those left out: see
+    `drumbeat.data.position.starting_at`; nothing in datasets of `drumbeat.data`, and only
+    row numbers in those that Keras makes of arrays.
+
+    Not exact, as it depends on more than the pipeline:
+    - Python code in the pipeline (generators, `PyDataset`, `tf.py_function`) runs again for the
+      batches left out. It gives the same if it finds what it found when the pass
+      began: `random`, `numpy.random` and its own objects are to be put back first. With
+      several threads or processes of a `PyDataset`, draws in `__getitem__` are not in any order.
+    - Variables that a `map` changes, such as those of `tf.random.Generator` or of random Keras
+      layers, go on from what they are, and `map` runs ahead of the training.
+    - A random `map` with several parallel calls, and `deterministic=False`, differ from run to
+      run anyway.
+    """
+    if isinstance(dataset, DistributedDataset):
+        return dataset.iterator_at(batches)
+    return iter(starting_at(dataset, batches))
+
+
+def pass_over(dataset: AnyDataset, taken: Sequence[int]) -> None:
+    """Leave `dataset` as if iterators had been made from it that gave so many batches each.
+
+    Usually it is enough to make them. Below `repeat`, `cache` and the second part of
+    `concatenate`, and in datasets of `drumbeat.data`, it matters how far they went: then it is
+    gone through again, without computing what can be left out.
+
+    Args:
+        dataset: Just made: no iterator of it has been used.
+        taken: For each iterator, from the first on, how many batches it gave.
+    """
+    pipeline = dataset.pipeline if isinstance(dataset, DistributedDataset) else dataset
+    is_filled = False
+    for count in taken:
+        if not _remembers(pipeline, is_filled):
+            continue
+        if count and _remembers(pipeline, is_filled, late_only=True):
+            is_filled |= _go_through(pipeline, count)
+        else:
+            iter(pipeline)
+
+
+def _remembers(
+    dataset: Any, is_filled: bool, *, late_only: bool = False, late: bool = False
+) -> bool:
+    """Whether an iterator leaves something behind for the next one.
+
+    Args:
+        dataset: A pipeline.
+        is_filled: Whether caches have been filled: what they read isn't used any more.
+        late_only: Ask only for what an iterator does not leave behind by being made.
+        late: Whether what reads from `dataset` makes its iterator as it goes.
+    """
+    kind = dataset_kind(dataset)
+    if isinstance(dataset, OrderedDataset):
+        return True
+    if kind in _DRAWING and (late or not late_only):
+        return True
+    if kind == "Cache" and is_filled:
+        return False
+    late = late or kind in _LATE
+    return any(
+        _remembers(source, is_filled, late_only=late_only, late=late)
+        for source in dataset_inputs(dataset)
+    )
+
+
+def _go_through(dataset: Any, count: int) -> bool:
+    """Take `count` batches; returns whether these were all."""
+    # Only the last of them is looked at.
+    iterator = iter(starting_at(dataset, count - 1))
+    next(iterator, None)
+    cardinality = int(dataset.cardinality())
+    if cardinality in (count, tf.data.UNKNOWN_CARDINALITY):
+        return next(iterator, None) is None
+    return False
