@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 TENSORFLOW = ("-n", "2", "--collectives", "tensorflow")
+ONCE = ("--max-restarts", "0")
 SLEEPER = """
     import os, subprocess, sys, time, signal
     if "stubborn" in sys.argv:
@@ -81,7 +82,7 @@ def test_a_failed_worker_ends_the_job_and_is_shown_last(jobs, script, code, last
     text = f"import os, time\nif os.environ['DRUMBEAT_RANK'] == '0': time.sleep(100)\n{script}"
     if script == "this is no Python":
         text = script
-    result = jobs.run(text, options=TENSORFLOW)
+    result = jobs.run(text, options=(*TENSORFLOW, *ONCE))
     assert result.code == code, result.out
     tail = result.out.rstrip().splitlines()[-1].replace(os.uname().nodename, "HOST")
     assert tail.endswith(last), result.out
@@ -265,7 +266,7 @@ def test_a_killed_agent_leaves_nothing_while_the_parent_imports(jobs, eventually
 
 
 def test_a_killed_worker_ends_the_others_within_two_seconds(jobs):
-    job = jobs.start(jobs.script(SLEEPER), "child", "stubborn")
+    job = jobs.start(jobs.script(SLEEPER), "child", "stubborn", options=("-n", "2", *ONCE))
     for worker in ("worker-0", "worker-1"):
         job.wait_for_output(worker, "up")
     log = (job.run_dir / "worker-1" / "output.log").read_text()
@@ -280,7 +281,7 @@ def test_a_killed_worker_ends_the_others_within_two_seconds(jobs):
 
 
 def test_a_killed_parent_is_a_failure(jobs):
-    job = jobs.start(jobs.script(SLEEPER))
+    job = jobs.start(jobs.script(SLEEPER), options=("-n", "2", *ONCE))
     job.wait_for_output("worker-0", "up")
     job.wait_for_output("worker-1", "up")
     job.family()[0].kill()
@@ -308,7 +309,7 @@ def test_mpi_ranks_find_each_other(jobs):
 def test_an_mpi_rank_that_fails_ends_the_job_and_leaves_no_memory(jobs, end, code):
     # The others wait in a collective; MPI's own end of the failed rank would wait for them.
     script = MPI + f"    if comm.rank == 1: {end}\n    comm.Barrier()\n"
-    result = jobs.run(script, options=("-n", "2", "--collectives", "mpi"))
+    result = jobs.run(script, options=("-n", "2", "--collectives", "mpi", *ONCE))
     assert result.code == code, result.out
     assert result.report.startswith("worker 1 on")
     assert result.seconds < 8

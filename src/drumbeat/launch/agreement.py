@@ -7,7 +7,9 @@ that has come to replace another learns what the job has been through.
 
 from __future__ import annotations
 
+import functools
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -32,6 +34,7 @@ class Standing:
         failure: Why the attempt after those has ended, as seen here; None if none has.
         furthest: Finished steps that a worker of this node reached in it.
         snapshot: Step of the newest snapshot on this node; -1 for none.
+        fired: Bit i is set where fault i of `--inject` is known to have happened.
     """
 
     job_id: str = ""
@@ -39,6 +42,7 @@ class Standing:
     failure: Failure | None = None
     furthest: int = 0
     snapshot: int = -1
+    fired: int = 0
 
     @property
     def attempts(self) -> int:
@@ -55,12 +59,14 @@ class Agreement:
         history: How all attempts so far have ended.
         cause: Why the last of them did; None if nobody has seen it.
         snapshot: Step of the newest snapshot on any node; -1 for none.
+        fired: As in `Standing`, of all nodes.
     """
 
     job_id: str
     history: tuple[Ended, ...]
     cause: Failure | None
     snapshot: int
+    fired: int
 
 
 _HISTORY = TypeAdapter(tuple[Ended, ...])
@@ -74,6 +80,7 @@ def to_values(standing: Standing, node_rank: int, num_nodes: int) -> dict[str, s
         "failure": None,
         "furthest": standing.furthest,
         "snapshot": standing.snapshot,
+        "fired": standing.fired,
     }
     if standing.failure is not None:
         event = standing.failure.to_event()
@@ -120,6 +127,7 @@ def agree(standings: list[Standing]) -> Agreement:
         history=history,
         cause=cause,
         snapshot=max(standing.snapshot for standing in standings),
+        fired=functools.reduce(operator.or_, (standing.fired for standing in standings)),
     )
 
 
@@ -133,6 +141,7 @@ def _parse(text: str) -> Standing:
             failure=None if failure is None else Failure.from_event(failure),
             furthest=int(content["furthest"]),
             snapshot=int(content["snapshot"]),
+            fired=int(content["fired"]),
         )
     except (ValueError, TypeError, KeyError, ValidationError) as error:
         raise RendezvousError(

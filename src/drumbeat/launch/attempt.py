@@ -18,7 +18,7 @@ from drumbeat.launch.injection import NodeInjector, of_node
 from drumbeat.launch.parent import WorkerRequest
 from drumbeat.launch.plan import LocalTask, cluster_of, local_tasks, sync_sizes
 from drumbeat.launch.pmi import PmiServer, mpi_environment, shared_memory_path
-from drumbeat.launch.processes import ParentProcess
+from drumbeat.launch.processes import ParentError, ParentProcess
 from drumbeat.launch.rendezvous import Client
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.watch import Watch, Worker
@@ -28,6 +28,7 @@ from drumbeat.state.progress import FD_VARIABLE as PROGRESS_VARIABLE
 from drumbeat.state.progress import ProgressPage, Request
 
 DRAIN_TIMEOUT_S = 0.5
+KILL_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +64,7 @@ class Attempt:
         watch: Gets the workers, and what MPI tells of them.
         collectives: "mpi" or "tensorflow".
         job_id: Names the job; 16 hexadecimal digits.
+        number: From 1; names the attempt among those of the job.
         fired: Bit i is set where fault i of the settings has happened in earlier attempts.
 
     Attributes:
@@ -82,6 +84,7 @@ class Attempt:
         watch: Watch,
         collectives: str,
         job_id: str,
+        number: int = 1,
         fired: int = 0,
     ) -> None:
         self._settings = settings
@@ -94,6 +97,7 @@ class Attempt:
         self._watch = watch
         self._collectives = collectives
         self._job_id = job_id
+        self._number = number
         self._cluster = cluster_of(settings, client.roster)
         self._tasks = local_tasks(settings, client.roster, self._cluster)
         self._pmi: PmiServer | None = None
@@ -161,6 +165,29 @@ class Attempt:
         await asyncio.wait({hurried, ended}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
         hurried.cancel()
 
+    async def kill(self) -> None:
+        """Ends the workers at once: after a failure they wait for each other in vain.
+
+        Raises:
+            ParentError: They can't be killed.
+        """
+        running = self._parent.running
+        if not running:
+            return
+        self._parent.signal_workers(signal.SIGKILL)
+        _, alive = await asyncio.wait(running, timeout=KILL_TIMEOUT_S)
+        if alive:
+            raise ParentError(
+                f"{len(alive)} workers did not end within {KILL_TIMEOUT_S:g} s of being killed: "
+                "they are stuck in the system, perhaps in a network file system or a driver. "
+                "Starting others beside them could damage what they write."
+            )
+
+    @property
+    def furthest(self) -> int:
+        """Finished training steps of the job, as far as a worker of this node has come."""
+        return max((page.read().step for page in self._pages.values()), default=0)
+
     async def close(self) -> None:
         """Takes what the workers, ended by now, have written, and removes what they left."""
         if self._injector is not None and self._injecting is not None:
@@ -207,14 +234,15 @@ class Attempt:
 
     @property
     def _mpi_name(self) -> str:
-        return self._job_id
+        return f"{self._job_id}-{self._number}"
 
     async def _start(self, task: LocalTask) -> Worker:
         folder = self._run_dir / task.folder
         failure_path = folder / "failure.json"
         with contextlib.suppress(OSError):
             failure_path.unlink()  # of an earlier attempt, or an earlier run in the same folder
-        streams, fds = self._console.attach(task.name, folder / "output.log")
+        heading = f"--- attempt {self._number} ---\n" if self._number > 1 else ""
+        streams, fds = self._console.attach(task.name, folder / "output.log", heading)
         names: list[str] = []
         mpi: dict[str, str] | None = None
         if self._pmi is not None and task.rank >= 0:
@@ -303,12 +331,13 @@ class Attempt:
             keep_tf_strategies=settings.keep_tf_strategies,
             exact=settings.exact,
             shares=settings.shares,
+            snapshot_every=settings.snapshot_every,
             backup_dir=settings.backup_dir,
             backup_every_s=settings.backup_every_s,
+            attempt=self._number,
         )
 
     def _seed(self) -> int:
         given = self._settings.seed
         # The same on all nodes and in all attempts, and another one each run.
         return int(self._job_id, 16) % 2**32 if given is None else given
-            snapshot_every=settings.snapshot_every,

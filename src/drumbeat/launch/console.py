@@ -57,6 +57,7 @@ class Console:
         self._terminal = DescriptorSink(fd)
         self._writer = Writer(on_problem=self._problem)
         self._streams: list[WorkerStream] = []
+        self._sinks: dict[Path, FileSink] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._warnings: _Warnings | None = None
         self._screen = Screen(color=self._color, live=self.live, chief="", width=self._width)
@@ -82,8 +83,15 @@ class Console:
         """Shows why the run failed; to be the last thing on the screen."""
         self._show(self._screen.report(heading, body))
 
-    def attach(self, name: str, log: Path) -> tuple[tuple[WorkerStream, WorkerStream], list[int]]:
+    def attach(
+        self, name: str, log: Path, heading: str = ""
+    ) -> tuple[tuple[WorkerStream, WorkerStream], list[int]]:
         """Makes the streams of a worker.
+
+        Args:
+            name: The worker's name.
+            log: Its file. What is in it stays.
+            heading: What goes to the file first.
 
         Returns:
             Its stdout and stderr, being read from now on, and the descriptors to
@@ -93,7 +101,8 @@ class Console:
             OSError: No descriptor is left.
         """
         self._screen.prefix(name)  # colours go by the order of workers, not of their output
-        sink = FileSink(log)
+        sink = self._sinks.setdefault(log, FileSink(log))
+        self._writer.put(sink, heading.encode())
         opened = [self._terminal_pair() if self.live and name == self._chief else os.pipe()]
         opened.append(os.pipe())
         streams = [

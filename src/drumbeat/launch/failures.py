@@ -39,7 +39,7 @@ class Failure:
         kind: What the restart policy takes it for; None to go by the code.
         what: What tells it from others of its kind; "" to go by the code.
         step: Finished training steps of the job where it failed.
-        epoch: The epoch there, from 0.
+        epoch: The epoch there, from 0; -1 if unknown.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Failure:
     kind: Kind | None = None
     what: str = ""
     step: int = 0
-    epoch: int = 0
+    epoch: int = -1
 
     @property
     def policy_kind(self) -> Kind:
@@ -74,7 +74,8 @@ class Failure:
     @property
     def note(self) -> str:
         """As `heading`, with the place in the training, for the log of a run that goes on."""
-        place = f" after step {self.step} (epoch {self.epoch + 1})" if self.step else ""
+        epoch = f" (epoch {self.epoch + 1})" if self.epoch >= 0 else ""
+        place = f" after step {self.step}{epoch}" if self.step else ""
         return f"{self.heading.removesuffix('.')}{place}."
 
     @property
@@ -129,12 +130,12 @@ class Failure:
             kind=_kind(event.get("kind")),
             what=str(event.get("what", "")),
             step=_number(event.get("step")),
-            epoch=_number(event.get("epoch")),
+            epoch=_number(event.get("epoch"), -1),
         )
 
 
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
+def _number(value: object, default: int = 0) -> int:
+    return value if isinstance(value, int) else default
 
 
 def _kind(value: object) -> Kind | None:

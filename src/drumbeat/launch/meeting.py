@@ -7,20 +7,22 @@ import contextlib
 import secrets
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from drumbeat import __version__
 from drumbeat.cluster.identity import shares_text
+from drumbeat.control.restart import Kind
 from drumbeat.errors import RendezvousError
 from drumbeat.launch.failures import Failure
 from drumbeat.launch.ports import PortReservation, network_interface, reserve_ports
-from drumbeat.launch.rendezvous import Client, Node, Server
+from drumbeat.launch.rendezvous import Client, Node, NodesLost, Server
 from drumbeat.launch.settings import RunSettings
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _DELIVERY_S = 0.2
+WAITING_EVERY_S = 5.0
 
 
 class Meeting:
@@ -28,9 +30,11 @@ class Meeting:
 
     Attributes:
         client: The connection to the other agents, once `start` has returned.
+        attempt: Number of the job's attempt, which what is told belongs to.
     """
 
     def __init__(self, settings: RunSettings, *, on_waiting: Callable[[str], None]) -> None:
+        self.attempt = 1
         self._settings = settings
         self._on_waiting = on_waiting
         self._server: Server | None = None
@@ -44,11 +48,20 @@ class Meeting:
         assert self._client is not None, "start comes first"  # noqa: S101
         return self._client
 
-    async def start(self, *, ports: int) -> None:
+    @property
+    def is_broken(self) -> bool:
+        """Whether a node is lost, so that all have to meet anew."""
+        return self._client is not None and self._client.lost is not None
+
+    async def start(
+        self, *, ports: int, timeout_s: float, waiting_every_s: float = WAITING_EVERY_S
+    ) -> None:
         """Meets the agents of all nodes.
 
         Args:
             ports: How many ports this node's tasks need.
+            timeout_s: Deadline for all of them to be here, seconds.
+            waiting_every_s: Says so often who is missing.
 
         Raises:
             RendezvousError: They did not come in time, or do not fit.
@@ -71,8 +84,9 @@ class Meeting:
             settings.token,
             self._node(self._platform_host() or _address_towards(settings.rendezvous)),
             settings.nodes,
-            timeout_s=settings.start_timeout_s,
+            timeout_s=timeout_s,
             on_waiting=self._on_waiting,
+            waiting_every_s=waiting_every_s,
             expected=self._expected(),
         )
 
@@ -90,7 +104,7 @@ class Meeting:
         """Tells the other agents, if there are any and they can be reached."""
         if self._client is not None and self._settings.nodes > 1:
             with contextlib.suppress(RendezvousError):
-                await self._client.tell(event)
+                await self._client.tell({**event, "attempt": self.attempt})
                 self._told = True
 
     def told_failure(self) -> Failure | None:
@@ -101,13 +115,74 @@ class Meeting:
                 return Failure.from_event(event)
         return None
 
-    async def close(self) -> None:
-        """Says goodbye and gives everything back."""
+    def is_old(self, event: Mapping[str, Any]) -> bool:
+        """Whether `event` is a worker's failure in an attempt before this one."""
+        number = event.get("attempt")
+        ended = event.get("kind") not in (Kind.STOPPED, Kind.MISTAKE, Kind.PREEMPTED)
+        return isinstance(number, int) and number < self.attempt and ended
+
+    def loss(self, event: Mapping[str, Any]) -> Failure | None:
+        """The failure that an event of the rendezvous means; None for other events."""
+        reason = str(event.get("reason", ""))
+        host = self.client.roster[0]
+        gone = {"node_rank": host.node_rank, "host": host.host}
+        match event.get("type"):
+            case "node_lost":
+                text = f"Lost contact with it: {reason}."
+                again = event.get("again") is True
+                return self._dropped_out(event, text, Kind.NODE_LOST, consequence=again)
+            case "node_left":
+                return self._dropped_out(event, "It left the job.", Kind.STOPPED)
+            case "rendezvous_closed" if event.get("again") is not True:
+                text = f"Lost contact with it, and so with all others: {reason}."
+                return self._dropped_out(gone, text, Kind.STOPPED)
+            case "rendezvous_closed":
+                # The cause is known by who has closed it, and told when all meet.
+                text = f"It has closed the rendezvous: {reason}."
+                return self._dropped_out(gone, text, Kind.NODE_LOST, consequence=True)
+            case "rendezvous_lost":
+                # Whoever hosts the rendezvous is gone, or the way to it.
+                text = f"Lost contact with it, and so with all others: {reason}."
+                return self._dropped_out(gone, text, Kind.NODE_LOST)
+        return None
+
+    def lost_failure(self, error: RendezvousError | None = None) -> Failure:
+        """What is known of the loss after which all have to meet anew."""
+        event = None if self._client is None else self._client.lost
+        found = None if event is None else self.loss(event)
+        return found or self.broken(error or NodesLost("A node was lost."))
+
+    def broken(self, error: RendezvousError) -> Failure:
+        """The failure that a fence's error means, until more is known."""
+        kind = Kind.NODE_LOST if isinstance(error, NodesLost) else Kind.STOPPED
+        return self._dropped_out({}, str(error), kind, consequence=True)
+
+    def _dropped_out(
+        self, event: Mapping[str, Any], text: str, kind: Kind, *, consequence: bool = False
+    ) -> Failure:
+        return Failure(
+            name=f"node {event.get('node_rank', self._settings.node_rank)}",
+            host=str(event.get("host", socket.gethostname())),
+            code=1,
+            text=text,
+            consequence=consequence or kind is Kind.STOPPED,
+            how="dropped out of the job",
+            kind=kind,
+        )
+
+    async def close(self, *, again: bool = False) -> None:
+        """Says goodbye and gives everything back.
+
+        Args:
+            again: The nodes are about to meet anew.
+        """
         if self._told:
             # What was told last must be on its way to the others before the goodbye is.
             await asyncio.sleep(_DELIVERY_S)
+        if again and self._server is not None:
+            await self._server.close("a node was lost", again=True)
         if self._client is not None:
-            await self._client.leave()
+            await self._client.leave(again=again)
         if self._server is not None:
             await self._server.close()
         if self._ports is not None:
@@ -131,6 +206,7 @@ class Meeting:
                 "shares": shares_text(settings.shares),
                 "seed": str(settings.seed),
                 "max_restarts": str(settings.max_restarts),
+                "snapshot_every": str(settings.snapshot_every),
             },
             interface=_interface(host),
         )
@@ -197,4 +273,3 @@ def _boot_id() -> str:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return socket.gethostname()
-                "snapshot_every": str(settings.snapshot_every),

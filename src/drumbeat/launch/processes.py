@@ -168,6 +168,11 @@ class ParentProcess:
                 os.kill(pid, number)
 
     @property
+    def is_alive(self) -> bool:
+        """Whether it can still fork workers."""
+        return self._process.poll() is None
+
+    @property
     def running(self) -> list[asyncio.Future[int]]:
         """The ends of the workers that have not ended."""
         return [end for end in self._ends.values() if not end.done()]

@@ -217,13 +217,14 @@ class Server:
         self._broadcast({"type": "waiting", "missing": missing, "refused": self._refused})
 
     async def _converse(self, node: Node, channel: wire.Channel) -> None:
-        reason = ""
+        reason, again = "", False
         try:
             while True:
                 message = await channel.receive(self._lost_after_s)
                 self._heard[node.node_rank] += 1
                 if message.get("type") == "leave":
-                    reason = "it meets the others anew" if message.get("again") is True else ""
+                    again = message.get("again") is True
+                    reason = "it meets the others anew" if again else ""
                     break
                 self._handle(node, message)
         except asyncio.TimeoutError:
@@ -232,9 +233,11 @@ class Server:
             reason = str(error)
         except (KeyError, TypeError) as error:
             reason = f"it sent a malformed message ({error!r})"
-        self._remove(node, channel, reason)
+        self._remove(node, channel, reason, again=again)
 
-    def _remove(self, node: Node, channel: wire.Channel, lost_because: str) -> None:
+    def _remove(
+        self, node: Node, channel: wire.Channel, lost_because: str, *, again: bool = False
+    ) -> None:
         rank = node.node_rank
         if self._channels.get(rank) is not channel:
             return  # removed already, to make way
@@ -246,10 +249,11 @@ class Server:
             return
         self._gone[rank] = f"was lost: {lost_because}" if lost_because else "has left the job"
         event: dict[str, object] = {"node_rank": rank, "host": node.host, "reason": lost_because}
+        event["again"] = again
         event["type"] = "node_lost" if lost_because else "node_left"
         if not lost_because:
             self._left.add(rank)
-        else:
+        elif not again:
             _log.warning("%s was lost: %s", node, lost_because)
         self._broadcast({"type": "event", "event": event})
         for name in tuple(self._fences):

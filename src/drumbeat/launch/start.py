@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,9 @@ def supervise(
     finally:
         exit_quietly()
         ended = datetime.now().astimezone().isoformat()
-        _write(job_file, {**record, "ended": ended, "exit_code": outcome.code})
+        failures = [asdict(failure) for failure in outcome.history]
+        record |= {"ended": ended, "exit_code": outcome.code, "failures": failures}
+        _write(job_file, record)
         if outcome.heading:
             console.report(outcome.heading, outcome.body)
         if outcome.summary:

@@ -14,8 +14,8 @@ from typing import Any
 
 from drumbeat.cluster.wording import listed
 from drumbeat.control.restart import Kind
-from drumbeat.errors import RendezvousError
-from drumbeat.launch.failures import Failure, explanation
+from drumbeat.errors import Preempted, RendezvousError
+from drumbeat.launch.failures import WHAT_LIMIT, Failure, explanation
 from drumbeat.launch.hangs import HangWatch
 from drumbeat.launch.meeting import Meeting
 from drumbeat.launch.plan import LocalTask
@@ -34,7 +34,7 @@ _EVERY_WORKER = (
     "Every worker must make the strategy; look for code before it that depends on the rank, or "
     "takes longer on some workers."
 )
-_END_FENCE = "end of the job"
+_END_FENCE = "end of attempt {}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +85,7 @@ class Watch:
             text=f"It called MPI_Abort: {text}",
             consequence=True,
         )
+        self._untold.append(failure)
         self._record(failure)
 
     def missing(self, waiting: Sequence[str], absent: Sequence[str], ended: bool) -> None:
@@ -112,6 +113,8 @@ class Watch:
             # Where they ended because they failed, that is the cause.
             consequence=ended,
             how="never came to its strategy",
+            # A worker that ended without it does so again; one that is late may come.
+            kind=Kind.EXIT if ended else Kind.ECHO,
         )
         self._untold.append(failure)
         self._record(failure)
@@ -128,6 +131,20 @@ class Watch:
         )
         self._untold.append(failure)
         self._record(failure)
+
+    async def parent_lost(self, error: ParentError) -> Failure:
+        """The failure that is the end of the process that starts workers; the others are told."""
+        failure = Failure(
+            name="The agent",
+            host=socket.gethostname(),
+            code=1,
+            text=str(error),
+            how="lost the process that starts its workers",
+            kind=Kind.KILLED,
+            step=max((worker.progress.read().step for worker in self._workers), default=0),
+        )
+        await self._meeting.tell(failure.to_event())
+        return failure
 
     async def run(self) -> list[Failure]:
         """Returns when all nodes have succeeded, or something failed anywhere.
@@ -148,9 +165,9 @@ class Watch:
         tasks: list[asyncio.Future[Any]] = [*ends.values(), events, hangs, done, changed]
         try:
             await asyncio.wait({done, changed}, return_when=asyncio.FIRST_COMPLETED)
-            for failure in self._untold:
-                await self._meeting.tell(failure.to_event())
+            await self._tell_untold()
             await self._wait_for_cause()
+            await self._tell_untold()
             if not self._failures:
                 done.result()
             return list(self._failures)
@@ -159,14 +176,20 @@ class Watch:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _tell_untold(self) -> None:
+        untold, self._untold = self._untold, []
+        for failure in untold:
+            await self._meeting.tell(failure.to_event())
+
     async def _until_done(self, ends: Mapping[str, asyncio.Future[None]]) -> None:
         """Waits for the end of the job as long as nothing fails."""
         await self._until_local_end(ends)
         if self._settings.nodes > 1 and not self._failures:
             try:
-                await self._meeting.client.fence(_END_FENCE, {}, None)
+                name = _END_FENCE.format(self._meeting.attempt)
+                await self._meeting.client.fence(name, {}, None)
             except RendezvousError as error:
-                self._record(self._node_failure({}, str(error), consequence=True))
+                self._record(self._meeting.broken(error))
 
     async def _until_local_end(self, ends: Mapping[str, asyncio.Future[None]]) -> None:
         chief = ends.get("chief 0")
@@ -204,20 +227,23 @@ class Watch:
         try:
             code = await self._parent.end_of(worker.task.name)
         except ParentError as error:
-            host = socket.gethostname()
-            how = "lost the process that starts its workers"
-            self._record(Failure(name="The agent", host=host, code=1, text=str(error), how=how))
+            self._record(await self.parent_lost(error))
             return
         if code == 0 or worker.task.name in self._hangs.killed:
             return
         await wait_closed((worker.stdout, worker.stderr), _LAST_OUTPUT_S)
+        note, progress = _note_of(worker.failure_path), worker.progress.read()
         failure = Failure(
             name=worker.task.name,
             host=socket.gethostname(),
             # After MPI_Abort, MPI's own end fails and changes the exit code that was asked for.
             code=self._aborts.get(worker.task.name, code),
             text=explanation(worker.stderr.tail_text(), worker.stdout.tail_text()),
-            consequence=_is_consequence(worker.failure_path),
+            consequence=note.get("consequence") is True,
+            kind=_kind_of(note),
+            what=f"{note['type']}: {note.get('message')}"[:WHAT_LIMIT] if "type" in note else "",
+            step=progress.step,
+            epoch=progress.epoch,
         )
         if failure.consequence:
             self._hangs.lost(worker.task.name)
@@ -232,7 +258,8 @@ class Watch:
     async def _report_events(self) -> None:
         while True:
             event = await self._meeting.client.events.get()
-            reason = str(event.get("reason", ""))
+            if self._meeting.is_old(event):
+                continue
             match event.get("type"):
                 case "fired":
                     self.fired |= 1 << int(event.get("fault", 0))
@@ -243,29 +270,10 @@ class Watch:
                     if failure.kind is Kind.HANG:
                         self._hangs.report()
                     self._record(failure)
-                case "node_lost":
-                    self._record(self._node_failure(event, f"Lost contact with it: {reason}."))
-                case "node_left":
-                    self._record(self._node_failure(event, "It left the job.", consequence=True))
-                case "rendezvous_lost" | "rendezvous_closed" as kind:
-                    # Whoever hosts the rendezvous is gone, or the way to it.
-                    host = self._meeting.client.roster[0]
-                    gone = {"node_rank": host.node_rank, "host": host.host}
-                    text = f"Lost contact with it, and so with all others: {reason}."
-                    regular = kind == "rendezvous_closed"
-                    self._record(self._node_failure(gone, text, consequence=regular))
-
-    def _node_failure(
-        self, event: dict[str, Any], text: str, *, consequence: bool = False
-    ) -> Failure:
-        return Failure(
-            name=f"node {event.get('node_rank', self._settings.node_rank)}",
-            host=str(event.get("host", socket.gethostname())),
-            code=1,
-            text=text,
-            consequence=consequence,
-            how="dropped out of the job",
-        )
+                case _:
+                    failure = self._meeting.loss(event)
+                    if failure is not None:
+                        self._record(failure)
 
     def _record(self, failure: Failure) -> None:
         self._failures.append(failure)
@@ -279,12 +287,22 @@ def signal_failure(node_rank: int, number: signal.Signals) -> Failure:
         host=socket.gethostname(),
         code=128 + number,
         how=f"was stopped by {number.name}",
+        kind=Kind.STOPPED,
     )
 
 
-def _is_consequence(failure_path: Path) -> bool:
+def _note_of(failure_path: Path) -> dict[str, Any]:
+    """What the worker left about the exception that ended it; {} if it didn't."""
     try:
         note = json.loads(failure_path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(note, dict) and note.get("consequence") is True
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _kind_of(note: Mapping[str, Any]) -> Kind | None:
+    if note.get("final") is True:
+        return Kind.MISTAKE
+    if note.get("type") == Preempted.__name__:
+        return Kind.PREEMPTED
+    return Kind.EXCEPTION if "type" in note and note.get("consequence") is not True else None

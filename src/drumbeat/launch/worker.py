@@ -24,7 +24,13 @@ import types
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from drumbeat.errors import CollectiveError, CollectiveMismatch, DrumbeatError
+from drumbeat.errors import (
+    CollectiveError,
+    CollectiveMismatch,
+    ConfigError,
+    DataError,
+    DrumbeatError,
+)
 from drumbeat.launch import stacks
 
 if TYPE_CHECKING:
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 # is lost and its name is part of the message.
 _PEER_LOST_NAMES = ("CollectiveTimeout", "CollectiveError")
 _PEER_LOST_CODES = ("UnavailableError", "AbortedError", "CancelledError")
+_FINAL_NAMES = ("CollectiveMismatch", "DataError")
 _MESSAGE_LIMIT = 4000
 EXIT_GRACE_S = 1.0
 _OUR_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -252,6 +259,14 @@ def is_consequence(error: BaseException) -> bool:
     return any(f"{name}:" in str(error) for name in _PEER_LOST_NAMES)
 
 
+def is_final(error: BaseException) -> bool:
+    """Whether the script would end with `error` however often it is tried again."""
+    if isinstance(error, (ConfigError, DataError, CollectiveMismatch)):
+        return True
+    # Inside a tf.function the exception's class is lost and its name is part of the message.
+    return any(f"{name}:" in str(error) for name in _FINAL_NAMES)
+
+
 def _explain(request: WorkerRequest, error: BaseException) -> None:
     """Leaves a note for the agent; without one it judges by the exit code alone."""
     note = {
@@ -261,6 +276,7 @@ def _explain(request: WorkerRequest, error: BaseException) -> None:
         "type": type(error).__name__,
         "message": str(error)[:_MESSAGE_LIMIT],
         "consequence": is_consequence(error),
+        "final": is_final(error),
     }
     try:
         os.makedirs(os.path.dirname(request.failure_path), exist_ok=True)

@@ -1,0 +1,334 @@
+"""The attempts of a job on one node: meet the others, agree, train, and if it failed, again."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from drumbeat.control.restart import Ended, GiveUp, Kind, decide, restarts_without_progress
+from drumbeat.errors import Preempted, RendezvousError
+from drumbeat.launch import agreement, environment
+from drumbeat.launch.agreement import Standing
+from drumbeat.launch.attempt import Attempt, Machine
+from drumbeat.launch.console import Console
+from drumbeat.launch.failures import Failure, root_cause
+from drumbeat.launch.meeting import Meeting
+from drumbeat.launch.plan import tasks_on_node
+from drumbeat.launch.processes import ParentError, ParentProcess
+from drumbeat.launch.rendezvous import NodesLost
+from drumbeat.launch.settings import RunSettings
+from drumbeat.launch.watch import Watch
+from drumbeat.state.memory import SnapshotMemory
+
+STOP_GRACE_S = 2.0
+FAILURE_GRACE_S = 1.0
+TELL_TIMEOUT_S = 5.0
+REJOINING_EVERY_S = 30.0  # Says so often who is missing; it can take many minutes.
+SLOW_START_S = 8.0  # After this long without a sign, say what is going on.
+_FINAL = (Kind.MISTAKE, Kind.STOPPED, Kind.PREEMPTED)
+_PREEMPTED = (
+    "The workers have saved their state and stopped. The same command goes on from there "
+    f"(exit code {Preempted.exit_code})."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How the run ended: the exit code, and what to show last.
+
+    Attributes:
+        code: The agent's exit code.
+        heading: Who failed and how; "" if nobody did.
+        body: The traceback or whatever else explains it.
+        summary: One line about a success.
+        history: How the attempts before the last one ended.
+    """
+
+    code: int
+    heading: str = ""
+    body: str = ""
+    summary: str = ""
+    history: tuple[Ended, ...] = ()
+
+
+class _NotBack(RendezvousError):
+    """A lost node did not come back in time."""
+
+    def __init__(self, lost: Failure, error: RendezvousError) -> None:
+        super().__init__(f"{lost.text}\n{error}")
+        self.heading = lost.heading
+
+
+class Attempts:
+    """The part of a job's attempts that one node runs. `run` is called once, then `close`.
+
+    Args:
+        settings: What to run.
+        machine: Where.
+        run_dir: Folder for logs; exists.
+        preload: Module that the parent imports.
+        console: Where output goes.
+        hurry: Set when workers are to be killed at once at the end.
+
+    Attributes:
+        meeting: This node among the others, now.
+        current: The attempt that is going on, if one is.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        machine: Machine,
+        run_dir: Path,
+        preload: str,
+        console: Console,
+        hurry: asyncio.Event,
+    ) -> None:
+        self._settings = settings
+        self._machine = machine
+        self._run_dir = run_dir
+        self._preload = preload
+        self._console = console
+        self._hurry = hurry
+        self._parent: ParentProcess | None = None
+        self._memory = SnapshotMemory.create()
+        self._grace_s = STOP_GRACE_S
+        self._collectives = ""
+        self._standing = Standing()
+        self._fired = 0
+        self._fences = 0
+        self.meeting = Meeting(settings, on_waiting=console.note)
+        self.current: Attempt | None = None
+
+    async def run(self) -> Outcome:
+        """Runs the job to its success, or to the failure that ends it.
+
+        Raises:
+            DrumbeatError: The nodes did not meet, TensorFlow can't be imported, ...
+        """
+        began_s = time.monotonic()
+        while True:
+            try:
+                await self._come_together()
+                outcome = await self._agree()
+                if outcome is not None:
+                    return outcome
+                failures = await self._train()
+            except NodesLost as error:
+                failures = [self.meeting.lost_failure(error)]
+            except _NotBack as error:
+                return Outcome(code=1, heading=error.heading, body=str(error))
+            if not failures:
+                return self._success(time.monotonic() - began_s)
+            cause = root_cause(failures)
+            if self._settings.max_restarts == 0 or cause.policy_kind in _FINAL:
+                self._grace_s = FAILURE_GRACE_S
+                return self._failed(cause)
+            await self._end_attempt(cause)
+
+    async def close(self) -> None:
+        """Ends what is still running, and leaves nothing behind."""
+        if self.current is not None:
+            await self.current.stop(self._grace_s, self._hurry)
+        if self._parent is not None:
+            await self._parent.stop()
+        if self.current is not None:
+            await self.current.close()
+        await self.meeting.close()
+        self._memory.close()
+
+    async def _come_together(self) -> None:
+        """Has the parent ready and the other nodes here."""
+        met = asyncio.ensure_future(self._meet())
+        work = [asyncio.ensure_future(self._have_parent()), met]
+        try:
+            await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
+            if not met.done():
+                # The others should hear of the failed import, not wait until their deadline.
+                await asyncio.wait({met}, timeout=TELL_TIMEOUT_S)
+            for task in work:
+                if task.done():
+                    task.result()
+        finally:
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
+
+    async def _have_parent(self) -> None:
+        if self._parent is not None and self._parent.is_alive:
+            return
+        settings = self._settings
+        if self._parent is not None:
+            self._parent.kill()
+        share = environment.share_of(self._machine.cpus, self._machine.gpus, 0, self._task_count)
+        variables = environment.parent_variables(self._machine.environ, share)
+        log = self._run_dir / _log_name("parent", settings.node_rank)
+        self._parent = ParentProcess.start(variables, self._preload, log)
+        slow = asyncio.get_running_loop().call_later(
+            SLOW_START_S, self._console.note, "Loading TensorFlow takes its time on this machine…"
+        )
+        try:
+            await self._parent.ready(settings.start_timeout_s)
+        finally:
+            slow.cancel()
+
+    async def _meet(self) -> None:
+        """Meets the other nodes, for the first time or anew, and agrees on the collectives."""
+        if self._collectives and not self.meeting.is_broken:
+            return
+        settings = self._settings
+        self._fences = 0
+        if not self.meeting.is_broken:
+            await self.meeting.start(ports=self._task_count, timeout_s=settings.start_timeout_s)
+        else:
+            await self._meet_anew(self.meeting.lost_failure(), settings.rejoin_timeout_s)
+        self._collectives = await self._agree_on_collectives()
+
+    async def _meet_anew(self, lost: Failure, timeout_s: float) -> None:
+        await self.meeting.close(again=True)
+        self._console.note(
+            f"{lost.note} {lost.text} Waiting up to {timeout_s:g} s for the same command to be "
+            "started there again (--rejoin-timeout)."
+        )
+        self.meeting = Meeting(self._settings, on_waiting=self._console.note)
+        self.meeting.attempt = self._standing.attempts + 1
+        try:
+            await self.meeting.start(
+                ports=self._task_count, timeout_s=timeout_s, waiting_every_s=REJOINING_EVERY_S
+            )
+        except RendezvousError as error:
+            raise _NotBack(lost, error) from None
+
+    async def _agree_on_collectives(self) -> str:
+        machine, settings = self._machine, self._settings
+        key = str(settings.node_rank)
+        found = {f"gpus:{key}": str(len(machine.gpus)), f"mpi:{key}": str(int(machine.mpi))}
+        everywhere = await self.meeting.client.fence("machines", found, settings.start_timeout_s)
+        gpus = any(int(n) for name, n in everywhere.items() if name.startswith("gpus:"))
+        mpi = all(int(n) for name, n in everywhere.items() if name.startswith("mpi:"))
+        chosen, why = environment.choose_collectives(settings.collectives, gpus=gpus, mpi=mpi)
+        if settings.workers + settings.ps + settings.nodes > 2 and chosen != self._collectives:
+            self._console.note(f"Collectives: {chosen} ({why}).")
+        return chosen
+
+    async def _agree(self) -> Outcome | None:
+        """Decides with all other nodes about the next attempt; None if it is to start.
+
+        Scripts then start everywhere at the same time, however long an import has
+        taken: the deadlines of collectives begin with them.
+        """
+        settings, client = self._settings, self.meeting.client
+        steps = self._memory.steps()
+        mine = dataclasses.replace(
+            self._standing, snapshot=steps[0] if steps else -1, fired=self._fired
+        )
+        values = agreement.to_values(mine, settings.node_rank, settings.nodes)
+        self._fences += 1
+        try:
+            found = await client.fence(f"ready {self._fences}", values, settings.start_timeout_s)
+        except NodesLost:
+            raise
+        except RendezvousError:
+            cause = self.meeting.told_failure() or mine.failure
+            if cause is None:
+                raise
+            return self._failed(cause)
+        agreed = agreement.agree(agreement.from_values(found))
+        self._fired |= agreed.fired
+        self._standing = Standing(job_id=agreed.job_id or client.job_id, history=agreed.history)
+        self.meeting.attempt = len(agreed.history) + 1
+        if not agreed.history:
+            return None
+        assert agreed.cause is not None, "who has a history has seen its last failure"  # noqa: S101
+        decision = decide(agreed.history, settings.max_restarts)
+        if isinstance(decision, GiveUp):
+            return self._failed(agreed.cause, decision.why)
+        self._console.note(_restarting(agreed, decision.delay_s))
+        await asyncio.sleep(decision.delay_s)
+        return None
+
+    async def _train(self) -> list[Failure]:
+        """One attempt; returns its failures."""
+        assert self._parent is not None  # noqa: S101
+        watch = Watch(self._settings, self._parent, self.meeting, self._console.note)
+        self.current = Attempt(
+            self._settings,
+            machine=self._machine,
+            run_dir=self._run_dir,
+            console=self._console,
+            client=self.meeting.client,
+            parent=self._parent,
+            memory=self._memory,
+            watch=watch,
+            collectives=self._collectives,
+            job_id=self._standing.job_id,
+            number=self._standing.attempts + 1,
+            fired=self._fired,
+        )
+        self.meeting.release_ports()
+        try:
+            await self.current.start()
+        except ParentError as error:
+            return [await watch.parent_lost(error)]
+        failures = await watch.run()
+        if failures and root_cause(failures).policy_kind is Kind.PREEMPTED:
+            await self.current.let_save(self._settings.grace_s, self._hurry)
+        return failures
+
+    async def _end_attempt(self, cause: Failure) -> None:
+        """Clears the ground for the next attempt."""
+        if self.current is None and self._standing.failure is not None:
+            return  # the attempt had failed before a node was lost as well
+        furthest = cause.step
+        if self.current is not None:
+            await self.current.kill()
+            furthest = max(furthest, self.current.furthest)
+            await self.current.close()
+            self._fired = self.current.fired
+            self.current = None
+        self._standing = dataclasses.replace(self._standing, failure=cause, furthest=furthest)
+
+    def _success(self, seconds: float) -> Outcome:
+        history = self._standing.history
+        self._grace_s = FAILURE_GRACE_S
+        after = f", after {_times(len(history), 'restart')}" if history else ""
+        summary = f"Finished in {seconds:.1f} s{after}. Logs are in {self._run_dir}"
+        return Outcome(code=0, summary=summary, history=history)
+
+    def _failed(self, cause: Failure, why: str = "") -> Outcome:
+        if cause.policy_kind is Kind.PREEMPTED:
+            return Outcome(code=cause.exit_code, summary=_PREEMPTED)
+        body = "\n".join(part for part in (why, cause.text) if part)
+        return Outcome(
+            code=cause.exit_code, heading=cause.heading, body=body, history=self._standing.history
+        )
+
+    @property
+    def _task_count(self) -> int:
+        settings = self._settings
+        return tasks_on_node(settings, settings.node_rank, settings.workers)
+
+
+def _restarting(agreed: agreement.Agreement, delay_s: float) -> str:
+    assert agreed.cause is not None  # noqa: S101
+    if agreed.snapshot < 0:
+        place = "from the start of the script"
+    else:
+        place = f"from the last snapshot (step {agreed.snapshot})"
+    when = f" in {delay_s:g} s" if delay_s else ""
+    in_vain = restarts_without_progress(agreed.history)
+    vain = f" {_times(in_vain, 'restart')} made no progress." if in_vain else ""
+    number = len(agreed.history) + 1
+    return f"{agreed.cause.note}{vain} Starting all workers again{when} {place} (attempt {number})."
+
+
+def _times(count: int, what: str) -> str:
+    return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def _log_name(stem: str, node_rank: int) -> str:
+    return f"{stem}.log" if node_rank == 0 else f"{stem}-node-{node_rank}.log"
