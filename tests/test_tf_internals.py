@@ -144,3 +144,77 @@ def test_checkpoints_and_their_managers_write_through_one_function(
     assert called == saved
     assert [os.path.basename(path) for path in saved] == ["a-x", "b-1-x", "ckpt-2-x"]
     assert manager.latest_checkpoint == tf.train.latest_checkpoint(tmp_path) == saved[-1]
+
+
+def test_a_dataset_is_rebuilt_over_another_input_without_a_new_trace() -> None:
+    traces = []
+
+    def double(number: tf.Tensor) -> tf.Tensor:
+        traces.append(number)
+        return 2 * number + captured
+
+    captured = tf.constant(1, tf.int64)
+    start = tf.data.Dataset.range(4)
+    for parallel in (None, 2):
+        steps = [start.map(double, num_parallel_calls=parallel)]
+        steps.append(steps[0].batch(2, num_parallel_calls=parallel, drop_remainder=True))
+        kind = "Parallel" if parallel else ""
+        assert [tf_internals.dataset_kind(step) for step in steps] == [f"{kind}Map", f"{kind}Batch"]
+        over = start.skip(1)
+        for step in steps:
+            over = tf_internals.rebuilt(step, over)
+            assert over.element_spec == step.element_spec
+        assert [batch.numpy().tolist() for batch in over] == [[3, 5]]
+    assert len(traces) == 2
+    padded = start.map(tf.range).padded_batch(2, padding_values=tf.constant(9, tf.int64))
+    lengths = start.skip(2).map(tf.range)
+    rows = next(iter(tf_internals.rebuilt(padded, lengths))).numpy().tolist()
+    assert rows == [[0, 1, 9], [0, 1, 2]]
+
+
+def test_what_datasets_were_made_with() -> None:
+    x, words = tf.reshape(tf.range(6), [3, 2]), tf.ragged.constant([["a"], [], ["b", "c"]])
+    rows = tf.data.Dataset.from_tensor_slices({"x": x, "words": words})
+    later = tf_internals.resliced(rows, [t[2:] for t in tf_internals.dataset_tensors(rows)])
+    (row,) = list(later)
+    assert (row["x"].numpy().tolist(), row["words"].numpy().tolist()) == ([4, 5], [b"b", b"c"])
+    both = tf.data.Dataset.zip({"a": rows, "b": (later, rows)})
+    inputs = tf_internals.dataset_inputs(both)
+    assert inputs == [rows, later, rows]
+    assert tf_internals.zip_structure(both, inputs) == {"a": rows, "b": (later, rows)}
+    numbers = tf.data.Dataset.range(2, 9, 3)
+    named = [
+        *((numbers, name, value) for name, value in (("start", 2), ("stop", 9), ("step", 3))),
+        *((numbers.take(4), "count", 4), (numbers.skip(5), "count", 5)),
+        *((numbers.repeat(), "count", -1), (numbers.prefetch(6), "buffer_size", 6)),
+        (numbers.batch(7), "batch_size", 7),
+    ]
+    for dataset, name, value in named:
+        assert tf_internals.dataset_number(dataset, name) == value
+    kinds = [numbers, numbers.take(1), numbers.skip(1), numbers.repeat(), numbers.prefetch(1)]
+    kinds += [numbers.cache(), numbers.shuffle(2), numbers.concatenate(numbers), rows, both]
+    kinds += [numbers.with_options(tf.data.Options()), tf.data.Dataset.from_tensors(1)]
+    assert [tf_internals.dataset_kind(dataset) for dataset in kinds] == [
+        *("Range", "Take", "Skip", "Repeat", "Prefetch"),
+        *("Cache", "Shuffle", "Concatenate", "TensorSlice", "Zip"),
+        *("Options", "Tensor"),
+    ]
+    known = tf.data.experimental.assert_cardinality(3)(numbers)
+    assert tf_internals.dataset_kind(known) == "AssertCardinality"
+    assert tf_internals.dataset_number(known, "expected_cardinality") == 3
+
+
+def test_operations_with_state_are_found_within_calls() -> None:
+    def random(number: tf.Tensor) -> tf.Tensor:
+        return tf.random.uniform([], dtype=tf.float64) + tf.cast(number, tf.float64)
+
+    def only_then(number: tf.Tensor) -> tf.Tensor:
+        return tf.cond(
+            number > 1, lambda: tf.function(random)(number), lambda: tf.zeros([], tf.float64)
+        )
+
+    numbers = tf.data.Dataset.range(3)
+    for function in (random, tf.function(random), only_then):
+        assert "RandomUniform" in tf_internals.stateful_ops(numbers.map(function))
+    assert tf_internals.stateful_ops(numbers.map(lambda n: n + 1)) == set()
+    assert tf_internals.stateful_ops(numbers.batch(2)) == set()

@@ -15,6 +15,7 @@ from drumbeat.data.distributed import (
     in_one_order,
     split_batches,
 )
+from drumbeat.data.replay import iterator_at
 from drumbeat.data.rows import BatchRows, Span, num_rows
 from drumbeat.data.shares import Shares
 from drumbeat.errors import DataError
@@ -115,8 +116,24 @@ def test_agreed_input_goes_on_with_empty_batches_until_all_have_ended() -> None:
     assert rows.value.numpy().tolist() == [0, 0, 0]
 
 
-def test_iterators_of_new_epochs_do_not_trace_anew() -> None:
-    dataset, _ = sliced(numbers(8, 4), 0, 2)
+def test_a_worker_that_ran_out_before_stays_out() -> None:
+    """Others go on, from their own third batch; the spans are as without the interruption."""
+    rows = BatchRows(1, 2)
+    others = iter([3, 2, 0])
+
+    def agree(mine: Any) -> Span:
+        theirs = next(others)
+        return Span(theirs, mine, theirs + mine)
+
+    feed = OwnBatches(rows, agree)
+    iterator = iterator_at(DistributedDataset(numbers(4, 2), feed), 3)
+    seen = [(next(iterator).numpy().tolist(), rows.value.numpy().tolist()) for _ in range(2)]
+    assert seen == [([], [3, 0, 3]), ([], [2, 0, 2])]
+    assert next(iterator, None) is None
+
+
+def test_iterators_of_new_epochs_and_within_one_do_not_trace_anew() -> None:
+    dataset, rows = sliced(numbers(8, 4), 0, 2)
     traces = []
 
     @tf.function(reduce_retracing=True)
@@ -126,7 +143,11 @@ def test_iterators_of_new_epochs_do_not_trace_anew() -> None:
 
     for _ in range(3):
         assert take(iter(dataset)).numpy().tolist() == [0, 1]
+    within = iterator_at(dataset, 1)
+    assert take(within).numpy().tolist() == [4, 5]
+    assert rows.value.numpy().tolist() == [0, 2, 4]
     assert len(traces) == 1
+    assert next(within, None) is None
 
 
 @pytest.mark.parametrize(

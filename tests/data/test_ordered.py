@@ -24,6 +24,7 @@ from drumbeat.data.epochs import Epochs
 from drumbeat.data.order import Order
 from drumbeat.data.ordered import DistributedOrderedDataset, OrderedDataset
 from drumbeat.data.placed import Reading, placed_batches
+from drumbeat.data.replay import iterator_at
 from drumbeat.data.rows import BatchRows
 from drumbeat.data.shares import Shares
 from drumbeat.errors import DataError
@@ -241,7 +242,9 @@ def test_distributed_passes_begin_with_the_chiefs_epoch(folder: Path) -> None:
     # This worker has gone through the data alone in between.
     list(dataset)
     assert sum(ids(distributed), []) == passes[2]
-    assert sum(ids(distributed), []) == passes[1]
+    within = [batch.numpy().tolist() for batch in iterator_at(distributed, 1)]
+    assert within == [passes[1][i : i + 6] for i in (6, 12, 18)]
+    assert dataset.epoch == 2
 
 
 def test_map_may_branch_and_return_any_structure(folder: Path) -> None:
