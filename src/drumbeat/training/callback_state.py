@@ -1,7 +1,7 @@
 """What Python objects have become while training: callbacks, datasets of Keras's, values.
 
 Each attribute is kept on its own, as pickle writes it. What can't be written, such as a
-file, a function or a model, is left as the script makes it anew. Attributes come back
+file, a lambda or a model, is left as the script makes it anew. Attributes come back
 into the same lists and dicts, so that whoever else holds these sees it.
 """
 
@@ -34,7 +34,6 @@ _LEFT_OUT = (
     tf.Module,
     tf.data.Dataset,
     tf.distribute.Strategy,
-    types.FunctionType,
     types.MethodType,
     types.ModuleType,
     io.IOBase,
