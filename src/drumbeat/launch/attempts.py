@@ -248,6 +248,9 @@ class Attempts:
         if isinstance(decision, GiveUp):
             return self._failed(agreed.cause, decision.why)
         self._console.note(_restarting(agreed, decision.delay_s))
+        if agreed.cause.kind is Kind.HANG:
+            # Of all other failures the workers' own output tells.
+            self._console.note(agreed.cause.text)
         await asyncio.sleep(decision.delay_s)
         return None
 

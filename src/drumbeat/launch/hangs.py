@@ -43,6 +43,7 @@ _IN_WORDS = {
     Activity.PREDICTING: "predicts",
     Activity.SCRIPT: "runs its script",
     Activity.ENDED: "is about to end",
+    Activity.SAVING: "saves its model",
 }
 _STOPPED = ("T", "t")
 

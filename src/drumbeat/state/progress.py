@@ -42,11 +42,14 @@ class Activity(enum.IntEnum):
     BETWEEN_EPOCHS = 2
     """In `fit`, outside of its steps: callbacks at the end of an epoch, validation's start."""
     EVALUATING = 3
+    """In `evaluate`, as in the validation of `fit`."""
     PREDICTING = 4
     SCRIPT = 5
     """Its script runs, between or after phases of training."""
     ENDED = 6
     """The script has ended, and the process is about to."""
+    SAVING = 7
+    """In `fit`, writes a model, perhaps from a callback between two steps."""
 
 
 class Request(enum.IntFlag):
@@ -69,7 +72,7 @@ class Progress:
         activity: What it is doing.
         detail: More of it, such as the collective that it waits in, or "".
         alive_s: `time.monotonic` of its last sign of life; 0.0 before the first.
-        slowest_step_s: The slowest of recent steps; 0.0 before the second.
+        slowest_step_s: The slowest of recent steps; 0.0 before an epoch's first is done.
         fired: Bit i is set when fault i of `--inject` has been carried out.
     """
 
@@ -120,6 +123,11 @@ class ProgressPage:
         os.close(self.fd)
 
     # The worker's side.
+
+    @property
+    def activity(self) -> Activity:
+        """What this process has said last that it is doing."""
+        return Activity(self._fields[3])
 
     def update(
         self,

@@ -19,9 +19,18 @@ from drumbeat.data.distributed import DistributedDataset
 from drumbeat.data.failures import data_error
 from drumbeat.data.rows import Span
 from drumbeat.errors import DataError
+from drumbeat.state.progress import Activity
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.rebalance import Rebalancer
-from drumbeat.training import current, divergence, passes, randomness, resuming, stopping
+from drumbeat.training import (
+    activity,
+    current,
+    divergence,
+    passes,
+    randomness,
+    resuming,
+    stopping,
+)
 
 logger = logging.getLogger("drumbeat")
 
@@ -200,12 +209,17 @@ def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
         current.adopt_optimizer(self.optimizer, self.distribute_strategy)
         strategy = current.of_model(self)
         if strategy is None or kwargs.get("_use_cached_eval_dataset"):
-            return original(self, *args, **kwargs)
+            with activity.during(Activity.EVALUATING):
+                return original(self, *args, **kwargs)
         _prepare(self, strategy)
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments.get("callbacks")
         behind = stopping.watchers(given, strategy.communicator)
-        with _own_errors(strategy), _followed(given, behind, self) as callbacks:
+        with (
+            _own_errors(strategy),
+            _followed(given, behind, self) as callbacks,
+            activity.during(Activity.EVALUATING),
+        ):
             bound.arguments["callbacks"] = callbacks
             return original(*bound.args, **bound.kwargs)
 
@@ -229,7 +243,8 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
     def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = current.of_model(self)
         if strategy is None:
-            return original(self, *args, **kwargs)
+            with activity.during(Activity.PREDICTING):
+                return original(self, *args, **kwargs)
         _prepare(self, strategy)
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments.get("callbacks")
@@ -239,6 +254,7 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
             _own_errors(strategy),
             _followed(given, behind, self) as callbacks,
             strategy.extended.rows.listen() as rows,
+            activity.during(Activity.PREDICTING),
         ):
             bound.arguments["callbacks"] = callbacks
             outputs = original(*bound.args, **bound.kwargs)

@@ -94,7 +94,15 @@ class Phase:
         """The steps of an epoch are about to begin."""
         self._step_began_s = time.monotonic()
         if self.journal.page is not None:
-            self.journal.page.update(Activity.TRAINING, epoch=epoch, step=self.journal.step)
+            # How long the first step takes is not known: it may have to fill a shuffle's buffer.
+            self.journal.page.update(
+                Activity.TRAINING, epoch=epoch, step=self.journal.step, slowest_step_s=0.0
+            )
+
+    def steps_are_over(self) -> None:
+        """The steps of an epoch are made; what comes next may take longer."""
+        if self.journal.active is self:
+            self.journal.doing(Activity.BETWEEN_EPOCHS)
 
     def step_finished(self, steps: int = 1) -> None:
         """A step of all workers is finished, or several that were made at once.

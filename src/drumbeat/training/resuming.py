@@ -306,9 +306,17 @@ class FitPhase(Phase):
             if not positions.runs_python(source._distributed_dataset):
                 on_begin = lambda: randomness.put_back(now)  # noqa: E731
             self._steps_made = resumed.steps_made
-        return positions.steps(
-            original, source, skip=self._steps_made, on_begin=on_begin, on_step=self._made_step
+        return self._until_over(
+            positions.steps(
+                original, source, skip=self._steps_made, on_begin=on_begin, on_step=self._made_step
+            )
         )
+
+    def _until_over(self, steps: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from steps
+        finally:
+            self.steps_are_over()
 
     def _recreate(self, watched: Watched, resumed: _Resumed) -> None:
         """Lets the data's code find what it found when the epoch, or the iterator, began."""

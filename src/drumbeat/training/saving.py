@@ -20,7 +20,7 @@ from typing import Any
 
 from drumbeat import keras_internals as touch
 from drumbeat.cluster.identity import Identity
-from drumbeat.training import checkpoints, current
+from drumbeat.training import activity, checkpoints, current
 
 _RENAME_TRIES = 10
 logger = logging.getLogger("drumbeat")
@@ -90,6 +90,10 @@ def _own_tensorboard(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _whole_or_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
     def write(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        with activity.saving():
+            return write_whole(model, filepath, *args, **kwargs)
+
+    def write_whole(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = current.of_model(model)
         if strategy is None or not _is_local_path(filepath):
             return original(model, filepath, *args, **kwargs)
