@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,7 @@ HEADING = re.compile(
     r"(?:^|\n)\n(?=The run failed\.|"
     r".+ on \S+ (failed|was|lost|dropped|never|could|made|has) .*\.\n)"
 )
+TOKEN = {"DRUMBEAT_TOKEN": "0123456789abcdef" * 2}
 SOURCE = Path(__file__).parents[2] / "src"
 STAND_IN = "def install():\n    pass\n"
 COMMAND = """\
@@ -108,6 +110,8 @@ def _lives(process: psutil.Process) -> bool:
 class Jobs:
     """Makes jobs in a folder of the test's own."""
 
+    token = TOKEN
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._running: list[Job] = []
@@ -189,6 +193,42 @@ def jobs(tmp_path: Path) -> Iterator[Jobs]:
     made = Jobs(tmp_path)
     yield made
     made.close()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+class Pair:
+    """Starts the same command on both nodes."""
+
+    token = TOKEN
+
+    def __init__(self, jobs: Jobs) -> None:
+        self.jobs = jobs
+        self.port = free_port()
+
+    def start(self, rank: int, script: str, *args: str, options=(), env=TOKEN, timeout=30, **how):
+        nodes = ("--nodes", "2", "--node-rank", str(rank))
+        meeting = ("--rendezvous", f"127.0.0.1:{self.port}", "--start-timeout", str(timeout))
+        return self.jobs.start(
+            script,
+            *args,
+            options=(*nodes, *meeting, *options),
+            env=env,
+            run_dir=f"node{rank}",
+            **how,
+        )
+
+    def both(self, text: str, *args: str, **how):
+        script = self.jobs.script(text)
+        return [self.start(rank, script, *args, **how) for rank in (1, 0)][::-1]
+
+
+@pytest.fixture
+def pair(jobs: Jobs) -> Pair:
+    return Pair(jobs)
 
 
 @pytest.fixture

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import time
 
 import pytest
 
-TOKEN = {"DRUMBEAT_TOKEN": "0123456789abcdef" * 2}
 ALL_REDUCE = """
     import os, sys
     from mpi4py import MPI
@@ -20,40 +18,6 @@ ALL_REDUCE = """
     print("sum", comm.size, total[0], total[-1], flush=True)
 """
 SLEEP = "import time; print('up', flush=True); time.sleep(1000)"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
-class Pair:
-    """Starts the same command on both nodes."""
-
-    def __init__(self, jobs) -> None:
-        self.jobs = jobs
-        self.port = free_port()
-
-    def start(self, rank: int, script: str, *args: str, options=(), env=TOKEN, timeout=30, **how):
-        nodes = ("--nodes", "2", "--node-rank", str(rank))
-        meeting = ("--rendezvous", f"127.0.0.1:{self.port}", "--start-timeout", str(timeout))
-        return self.jobs.start(
-            script,
-            *args,
-            options=(*nodes, *meeting, *options),
-            env=env,
-            run_dir=f"node{rank}",
-            **how,
-        )
-
-    def both(self, text: str, *args: str, **how):
-        script = self.jobs.script(text)
-        return [self.start(rank, script, *args, **how) for rank in (1, 0)][::-1]
-
-
-@pytest.fixture
-def pair(jobs) -> Pair:
-    return Pair(jobs)
 
 
 def test_ranks_of_two_nodes_reduce_together(pair):
@@ -96,9 +60,11 @@ def test_ctrl_c_on_one_node_ends_the_job_on_the_other(pair):
     assert first.alive_after(0.5) == second.alive_after(0.5) == []
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_node_ends_the_job(pair, lost):
-    pairs = pair.both(SLEEP)
+@pytest.mark.parametrize(
+    ("lost", "options"), [(0, ("--rejoin-timeout", "1")), (1, ("--max-restarts", "0"))]
+)
+def test_a_lost_node_that_stays_away_ends_the_job(pair, lost, options):
+    pairs = pair.both(SLEEP, options=options)
     for rank, job in enumerate(pairs):
         job.wait_for_output(f"worker-{rank}", "up")
     pairs[lost].process.kill()
@@ -170,7 +136,7 @@ def test_a_platforms_tf_config_is_enough(pair):
     started = []
     for kind in ("worker", "chief"):
         config = {"cluster": cluster, "task": {"type": kind, "index": 0}}
-        env = {**TOKEN, "TF_CONFIG": json.dumps(config)}
+        env = {**pair.token, "TF_CONFIG": json.dumps(config)}
         started.append(pair.jobs.start(script, options=(), env=env, run_dir=kind))
     worker, chief = [job.end() for job in started]
     assert chief.code == 0, chief.out
@@ -197,7 +163,7 @@ def test_nodes_in_network_namespaces_reduce_together(jobs, namespaces):
                     *("-n", "1", "--nodes", "2", "--node-rank", str(rank)),
                     *("--rendezvous", f"{namespaces[0][1]}:2222", "--start-timeout", "30"),
                 ),
-                env=TOKEN,
+                env=jobs.token,
                 run_dir=f"node{rank}",
                 prefix=("ip", "netns", "exec", name),
             )

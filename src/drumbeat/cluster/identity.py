@@ -106,7 +106,7 @@ class Identity:
         try:
             identity = cls(
                 rank=int(env["DRUMBEAT_RANK"]),
-                attempt=int(env.get("DRUMBEAT_ATTEMPT", "1")),
+                attempt=int(env["DRUMBEAT_ATTEMPT"]),
                 world_size=int(env["DRUMBEAT_WORLD_SIZE"]),
                 local_rank=int(env["DRUMBEAT_LOCAL_RANK"]),
                 local_world_size=int(env["DRUMBEAT_LOCAL_WORLD_SIZE"]),
