@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "control": frozenset({"cluster"}),
     "cluster": frozenset(),
     "drumbeat": frozenset({"training", "strategies"}) | BELOW_TRAINING,
+    "callbacks": frozenset({"training", "strategies"}) | BELOW_TRAINING,
     "training": frozenset({"strategies"}) | BELOW_TRAINING,
     "strategies": BELOW_TRAINING,
     "collectives": frozenset({"cluster"}),

@@ -27,6 +27,7 @@ class Measured:
         since_s: Time since then.
         step_s: Mean time of a step since the last beat.
         cost_s: What a snapshot takes; 0 as long as none was taken.
+        due: One is wanted for a backup.
     """
 
     stop: bool
@@ -35,6 +36,7 @@ class Measured:
     since_s: float
     step_s: float
     cost_s: float
+    due: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +71,9 @@ def decide(measured: Measured, *, every: int | None, last_in: int) -> Decision:
     else:
         interval_s = max(measured.cost_s / MAX_COST, MIN_INTERVAL_S)
         # One at once: only then is it known what it costs.
-        wanted = measured.since_s >= interval_s or measured.cost_s == 0
+        wanted = measured.since_s >= interval_s or measured.cost_s == 0 or measured.due
         due_s = interval_s if wanted else interval_s - measured.since_s
-    snapshot = (wanted or (measured.stop and every != 0)) and not measured.held
+    snapshot = (wanted or measured.due or measured.stop) and not measured.held
     wait_s = min(BEAT_S, due_s) if every is None else BEAT_S
     steps = int(wait_s / measured.step_s) if measured.step_s > 0 else 1
     next_in = max(1, min(steps, 2 * last_in))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -31,17 +32,27 @@ class Beat:
         self._steps = 0
         self._snapshot_s = self._beat_s = time.monotonic()
         self._cost_s = 0.0
+        self.backup_is_overdue: Callable[[], bool] = lambda: False
+        """Whether this worker wants a snapshot at once, for a backup."""
         self.held = False
         """Whether no snapshot can be taken for now."""
 
-    def after_step(self) -> Decision | None:
-        """One more step is finished; what to do, if this is a beat."""
+    def after_step(self, *, due: bool = False) -> Decision | None:
+        """One more step is finished; what to do, if this is a beat.
+
+        Args:
+            due: See `now`; then it is one.
+        """
         self._steps += 1
         self._since_beat += 1
-        return self.now() if self._since_beat >= self._next_in else None
+        return self.now(due=due) if due or self._since_beat >= self._next_in else None
 
-    def now(self) -> Decision:
-        """A beat out of turn, which all workers must make."""
+    def now(self, *, due: bool = False) -> Decision:
+        """A beat out of turn, which all workers must make.
+
+        Args:
+            due: All workers know that a snapshot is wanted.
+        """
         now_s = time.monotonic()
         stop = self._page is not None and bool(self._page.requests() & Request.STOP)
         mine = [
@@ -50,6 +61,7 @@ class Beat:
             now_s - self._snapshot_s,
             (now_s - self._beat_s) / max(self._since_beat, 1),
             self._cost_s,
+            float(due or self.backup_is_overdue()),
         ]
         if self._communicator.size > 1:
             mine = self._communicator.all_reduce_numpy(
@@ -63,6 +75,7 @@ class Beat:
                 since_s=mine[2],
                 step_s=mine[3],
                 cost_s=mine[4],
+                due=bool(mine[5]),
             ),
             every=self._every,
             last_in=self._next_in,

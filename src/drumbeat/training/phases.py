@@ -37,8 +37,9 @@ class Phase:
         self.communicator = communicator
         self.number = number
         every = journal.identity.snapshot_every
-        self.is_kept = number >= 0 and every != 0
+        self.is_kept = number >= 0 and (every != 0 or journal.keeps_backups)
         self._beat = Beat(communicator, journal.page, every if number >= 0 else 0)
+        self._beat.backup_is_overdue = lambda: journal.backup_is_overdue
         self._recent_s: collections.deque[float] = collections.deque(maxlen=_RECENT_STEPS)
         self._step_began_s = 0.0
         self._last_snapshot_step = -1
@@ -79,10 +80,23 @@ class Phase:
         holdings = self.holdings()
         if snapshots.build_optimizers(state, holdings):
             holdings = self.holdings()
-        snapshots.put_back(state, holdings, self.communicator.rank)
+        try:
+            snapshots.put_back(state, holdings, self.communicator.rank)
+        except StateError as error:
+            raise StateError(f"{error}{self._came_from}") from None
         python = snapshots.python_of(state, self.communicator.rank)
         randomness.put_back(python["random"])
         return python
+
+    @property
+    def _came_from(self) -> str:
+        place = self.journal.origin
+        if not place:
+            return ""
+        return (
+            f" The state came from the backups in {place}. To train another model than theirs, "
+            "give another folder."
+        )
 
     def snapshot_python(self, state: State) -> dict[str, Any]:
         """What `python` had given on this worker."""
@@ -108,16 +122,17 @@ class Phase:
         """A step of all workers is finished, or several that were made at once.
 
         Raises:
-            Preempted: The job was asked to stop.
+            SystemExit: The job was asked to stop, and has saved its state.
             DivergenceError: The workers no longer hold the same.
         """
         journal = self.journal
+        before = journal.step
         journal.step += steps
         now_s = time.monotonic()
         self._recent_s.append(now_s - self._step_began_s)
         if journal.page is not None:
             journal.page.update(step=journal.step, slowest_step_s=max(self._recent_s))
-        decision = self._beat.after_step()
+        decision = self._beat.after_step(due=journal.backup_is_due(before))
         if decision is not None:
             self._follow(decision.snapshot, decision.stop, in_epoch=True)
         if journal.injector is not None:
@@ -126,7 +141,7 @@ class Phase:
 
     def between_epochs(self) -> None:
         """A beat between two epochs, on all workers."""
-        decision = self._beat.now()
+        decision = self._beat.now(due=self.journal.epoch_ends_matter)
         self._follow(decision.snapshot, decision.stop, in_epoch=False)
 
     def mended(self) -> None:
@@ -141,11 +156,16 @@ class Phase:
                 self._write(state)
             self._beat.took_snapshot(began_s)
         if stop:
-            self.journal.stopping()
-            raise Preempted(
-                f"Stopped after step {self.journal.step}, as asked for. Started again, the "
-                "training goes on from there."
-            )
+            self.journal.stopping(self.communicator)
+            if self.communicator.rank == 0:
+                logger.warning(
+                    "Stopped after step %d, as asked for. Started again, the training goes on "
+                    "from there (exit code %d).",
+                    self.journal.step,
+                    Preempted.exit_code,
+                )
+            # Not an Exception: a script that goes on after failures must not go on after this.
+            raise SystemExit(Preempted.exit_code)
 
     def _take(self, *, in_epoch: bool, last: bool = False) -> State | None:
         meta = {"phase": self.number, "kind": self.kind, "finished": last}

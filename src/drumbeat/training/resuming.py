@@ -225,7 +225,8 @@ class FitPhase(Phase):
         self._kept_logs = None
         self.journal.doing(Activity.BETWEEN_EPOCHS)
         # A long evaluation is a long time without a beat.
-        if self._has_evaluated and not self.model.stop_training:
+        wanted = self._has_evaluated or self.journal.epoch_ends_matter
+        if wanted and not self.model.stop_training:
             self.between_epochs()
 
     def noted(self, logs: Any) -> None:

@@ -19,8 +19,9 @@ from drumbeat.cluster.recording import Recording
 from drumbeat.data.pipelines import keep_alike
 from drumbeat.strategies import stand_in
 from drumbeat.strategies.determinism import same_bytes_everywhere
-from drumbeat.training import record
+from drumbeat.training import journal, record
 from drumbeat.training.integrate import integrate
+from drumbeat.training.keeping import Every, Keeper
 
 
 def install(env: Mapping[str, str] | None = None) -> None:
@@ -53,4 +54,12 @@ def install(env: Mapping[str, str] | None = None) -> None:
         if recording is not None:
             record.install(recording, identity)
         integrate()
+        _keep_backups(identity)
         stand_in.install()
+
+
+def _keep_backups(identity: Identity) -> None:
+    own = journal.own()
+    if own is not None and identity.backup_dir is not None:
+        every = Every(seconds=identity.backup_every_s)
+        own.add_keeper(Keeper(identity, own.memory, identity.backup_dir, every))
