@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from drumbeat.control.hang import Limits, Place, Reading, find
+from drumbeat.control.hang import Limits, Place, Reading, find, patience
+from drumbeat.control.restart import Kind
 
 NOW_S = 10_000.0
 USUAL = Limits(hang_s=None, collective_s=600.0)
@@ -56,6 +57,9 @@ def stopped(reading: Reading) -> Reading:
         ([trains(ago_s=61)], ["worker 0 made no progress for 61 s"]),
         ([trains(ago_s=61, step_s=8)], []),
         ([trains(ago_s=81, step_s=8)], ["worker 0 made no progress for 81 s"]),
+        # A batch of another shape has its graph traced anew.
+        ([replace(trains(ago_s=119), longest_start_s=60)], []),
+        ([replace(trains(ago_s=121), longest_start_s=60)], ["worker 0 made no progress for 121 s"]),
         # Elsewhere in a phase: the collectives' deadline, or ten of the longest pauses.
         ([phase(ago_s=599)], []),
         ([phase(ago_s=601)], ["worker 0 made no progress for 601 s"]),
@@ -76,6 +80,9 @@ def stopped(reading: Reading) -> Reading:
         ([waits(ago_s=61), waits("worker 2", ago_s=61, number=7)], ["worker 2 made no progress"]),
         ([stopped(trains(ago_s=59))], []),
         ([stopped(trains(ago_s=61))], ["worker 0 made no progress"]),
+        ([stopped(phase(ago_s=61))], ["worker 0 made no progress"]),
+        ([stopped(script(ago_s=61))], []),
+        ([stopped(script(ago_s=61)), waits(ago_s=61)], ["worker 0 made no progress"]),
         # Ended while another one of this node waits.
         ([ended(), waits(ago_s=1.9)], []),
         ([ended(), waits(ago_s=2.0)], ["worker 0 has ended, but worker 1 waits for it"]),
@@ -110,19 +117,48 @@ def test_findings(readings: list[Reading], expected: list[str]) -> None:
         (3.0, trains(ago_s=2.9), False),
         (3.0, trains(ago_s=3.1, step_s=2.0), True),
         (3.0, phase(ago_s=3.1, pause_s=2.0), True),
+        (3.0, stopped(phase(ago_s=3.1)), True),
         (3.0, script(ago_s=3.1), False),
         (900.0, phase(ago_s=700), False),
         (0.0, trains(ago_s=9000), False),
         (0.0, stopped(phase(ago_s=9000)), False),
     ],
 )
-def test_a_given_limit_holds_everywhere(hang_s: float, reading: Reading, found: bool) -> None:
+def test_a_given_limit_holds_in_all_of_a_phase(
+    hang_s: float, reading: Reading, found: bool
+) -> None:
     assert bool(find([reading], Limits(hang_s=hang_s, collective_s=600.0), NOW_S)) == found
+
+
+def test_the_script_itself_has_the_time_that_collectives_have() -> None:
+    """A chief may evaluate for minutes, while others wait in their next collective."""
+    limits = Limits(hang_s=3.0, collective_s=600.0)
+    assert find([script(ago_s=599), waits(ago_s=599)], limits, NOW_S) == []
+    (finding,) = find([script(ago_s=601), waits(ago_s=601)], limits, NOW_S)
+    assert finding.kind is Kind.ECHO
+    assert finding.why.endswith("--collective-timeout is 600 s.")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ([], 1),
+        ([Kind.HANG], 2),
+        ([Kind.HANG, Kind.HANG, Kind.HANG], 8),
+        ([Kind.HANG, Kind.KILLED], 1),
+        ([Kind.KILLED, Kind.HANG], 2),
+    ],
+)
+def test_after_hangs_more_patience(kinds: list[Kind], expected: float) -> None:
+    assert patience(kinds) == expected
+    limits = replace(USUAL, patience=patience(kinds))
+    assert bool(find([trains(ago_s=61)], limits, NOW_S)) == (expected == 1)
 
 
 def test_switched_off_it_still_finds_who_has_ended() -> None:
     off = Limits(hang_s=0.0, collective_s=600.0)
-    assert find([ended(), waits(ago_s=5)], off, NOW_S)
+    (finding,) = find([ended(), waits(ago_s=5)], off, NOW_S)
+    assert finding.kind is Kind.MISTAKE
 
 
 def test_the_finding_says_what_is_known() -> None:

@@ -13,9 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drumbeat.cluster.wording import listed
+from drumbeat.control.restart import Kind
 
 SHORTEST_LIMIT_S = 60.0
 FACTOR = 10.0
+START_FACTOR = 2.0
+"""A last batch of another shape has a graph traced anew, as the first step had."""
 ENDED_AFTER_S = 2.0
 """A wait for a worker that has ended is taken for what it is after this long."""
 HAS_ENDED = "has ended, but"
@@ -46,6 +49,7 @@ class Reading:
         slowest_step_s: The slowest of its recent steps.
         longest_pause_s: Its longest pause between signs of life within a phase so far,
             but not within steps.
+        longest_start_s: The longest that the first step of an epoch has taken.
         number: Collectives it has begun.
         waits: It is in one.
         since_s: It has been in, or out of, that one since then.
@@ -61,6 +65,7 @@ class Reading:
     alive_s: float = 0.0
     slowest_step_s: float = 0.0
     longest_pause_s: float = 0.0
+    longest_start_s: float = 0.0
     number: int = NEVER_JOINED
     waits: bool = False
     since_s: float = 0.0
@@ -76,22 +81,43 @@ class Limits:
     """How long a worker may be silent.
 
     Attributes:
-        hang_s: For all places; 0 for any time, None to go by what is usual in the job.
+        hang_s: Within phases; 0 for any time, None to go by what is usual in the job.
         collective_s: Deadline of a collective.
+        patience: By how much longer what is usual is, see `patience`.
     """
 
     hang_s: float | None
     collective_s: float
+    patience: float = 1.0
 
     def of(self, reading: Reading) -> float:
         """Seconds without a sign of life after which a worker hangs."""
+        if self.hang_s == 0:
+            return float("inf")
+        if reading.place is Place.SCRIPT and not reading.stopped:
+            return self.collective_s
         if self.hang_s is not None:
-            return self.hang_s or float("inf")
-        if reading.place is Place.STEPS:
-            return max(SHORTEST_LIMIT_S, FACTOR * reading.slowest_step_s)
-        if reading.place is Place.PHASE:
-            return max(self.collective_s, FACTOR * reading.longest_pause_s)
-        return self.collective_s
+            return self.hang_s
+        if reading.place is Place.PHASE and not reading.stopped:
+            return self.patience * max(self.collective_s, FACTOR * reading.longest_pause_s)
+        usual_s = FACTOR * reading.slowest_step_s
+        start_s = START_FACTOR * reading.longest_start_s
+        return self.patience * max(SHORTEST_LIMIT_S, usual_s, start_s)
+
+
+def patience(kinds: Sequence[Kind]) -> float:
+    """How much longer workers may be silent after the last attempts ended by hangs.
+
+    What was taken for a hang may have been a callback that takes long now and then:
+    doubling lets the job come past it.
+
+    Args:
+        kinds: How all attempts so far have ended, oldest first.
+    """
+    hangs = 0
+    while hangs < len(kinds) and kinds[-hangs - 1] is Kind.HANG:
+        hangs += 1
+    return 2.0**hangs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,15 +126,21 @@ class Finding:
 
     Attributes:
         name: Its name.
-        ended: It has ended, so others wait for it in vain; otherwise it hangs.
+        kind: HANG; ECHO where it may only be busy, for longer than others can wait;
+            MISTAKE for one that has ended while others wait for it.
         how: What it did, to follow its name.
         why: Sentences that say what is known.
     """
 
     name: str
-    ended: bool
+    kind: Kind
     how: str
     why: str
+
+    @property
+    def ended(self) -> bool:
+        """The worker has ended; otherwise it hangs."""
+        return self.kind is Kind.MISTAKE
 
 
 def find(readings: Sequence[Reading], limits: Limits, now_s: float) -> list[Finding]:
@@ -145,7 +177,8 @@ def _find_ended(readings: Sequence[Reading], now_s: float) -> list[Finding]:
                 "as under `if rank == 0`, or for a script that ends early on some."
             )
             how = f"{HAS_ENDED} {names} {does} for it"
-            findings.append(Finding(name=ended.name, ended=True, how=how, why=why))
+            # Which calls a script makes is not by chance.
+            findings.append(Finding(name=ended.name, kind=Kind.MISTAKE, how=how, why=why))
     return findings
 
 
@@ -158,12 +191,16 @@ def _find_hung(readings: Sequence[Reading], limits: Limits, now_s: float) -> lis
         findings.append(
             Finding(
                 name=reading.name,
-                ended=False,
+                kind=_kind(reading),
                 how=f"made no progress for {now_s - since_s:.0f} s",
                 why=_silence(reading, readings, limits),
             )
         )
     return findings
+
+
+def _kind(reading: Reading) -> Kind:
+    return Kind.ECHO if reading.place is Place.SCRIPT and not reading.stopped else Kind.HANG
 
 
 def _silent_since(reading: Reading, readings: Sequence[Reading]) -> float | None:
@@ -186,7 +223,6 @@ def _is_behind(reading: Reading, others: Sequence[Reading]) -> bool:
 
 def _silence(reading: Reading, readings: Sequence[Reading], limits: Limits) -> str:
     """Where it is, who waits for it, and which limit has passed."""
-    limit_s = limits.of(reading)
     where = f"in {reading.where}" if reading.waits else reading.place.value
     state = "Its process is stopped (SIGSTOP), " if reading.stopped else "It is "
     parts = [f"{state}{where}."]
@@ -196,13 +232,16 @@ def _silence(reading: Reading, readings: Sequence[Reading], limits: Limits) -> s
         parts.append(f"{names} {'waits' if len(waiting) == 1 else 'wait'} in {waiting[0].where}.")
     elif reading.waits and not reading.stopped:
         parts.append("The others have left that one behind.")
+    return " ".join([*parts, f"{_allowed(reading, limits)}."])
+
+
+def _allowed(reading: Reading, limits: Limits) -> str:
+    limit_s = limits.of(reading)
+    if reading.place is Place.SCRIPT and not reading.stopped:
+        return f"--collective-timeout is {limit_s:g} s"
     if limits.hang_s is not None:
-        allowed = f"--hang-timeout is {limit_s:g} s"
-    elif reading.place is Place.STEPS:
-        allowed = (
-            f"The slowest of its recent steps took {reading.slowest_step_s:.3g} s, and "
-            f"{limit_s:.3g} s were allowed; --hang-timeout changes that"
-        )
-    else:
-        allowed = f"{limit_s:.4g} s were allowed; --hang-timeout changes that"
-    return " ".join([*parts, f"{allowed}."])
+        return f"--hang-timeout is {limit_s:g} s"
+    allowed = f"{limit_s:.4g} s were allowed; --hang-timeout changes that"
+    if reading.place is Place.STEPS:
+        return f"The slowest of its recent steps took {reading.slowest_step_s:.3g} s, and {allowed}"
+    return allowed

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from drumbeat.control import hang
 from drumbeat.control.restart import Ended, GiveUp, Kind, decide, restarts_without_progress
 from drumbeat.errors import Preempted, RendezvousError
 from drumbeat.launch import agreement, environment
@@ -257,7 +258,8 @@ class Attempts:
     async def _train(self) -> list[Failure]:
         """One attempt; returns its failures."""
         assert self._parent is not None  # noqa: S101
-        watch = Watch(self._settings, self._parent, self.meeting, self._console.note)
+        patience = hang.patience([ended.kind for ended in self._standing.history])
+        watch = Watch(self._settings, self._parent, self.meeting, self._console.note, patience)
         self.current = Attempt(
             self._settings,
             machine=self._machine,

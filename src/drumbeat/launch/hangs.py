@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from drumbeat.control import hang
 from drumbeat.control.hang import Finding, Limits, Place, Reading
-from drumbeat.control.restart import Kind
 from drumbeat.launch import stacks
 from drumbeat.launch.failures import Failure
 from drumbeat.launch.meeting import Meeting
@@ -45,7 +44,8 @@ _IN_WORDS = {
     Activity.ENDED: "is about to end",
     Activity.SAVING: "saves its model",
 }
-_STOPPED = ("T", "t")
+# Not "t": a debugger holds that one.
+_STOPPED = "T"
 
 
 class HangWatch:
@@ -56,6 +56,7 @@ class HangWatch:
         parent: Knows the workers' processes.
         meeting: The other nodes.
         note: Shows a line of the log.
+        patience: See `drumbeat.control.hang.patience`.
 
     Attributes:
         killed: Names of the workers that have been killed because they hang.
@@ -67,17 +68,21 @@ class HangWatch:
         parent: ParentProcess,
         meeting: Meeting,
         note: Callable[[str], None],
+        patience: float,
     ) -> None:
         self._limits = Limits(
-            hang_s=settings.hang_timeout_s, collective_s=settings.collective_timeout_s
+            hang_s=settings.hang_timeout_s,
+            collective_s=settings.collective_timeout_s,
+            patience=patience,
         )
         self._parent = parent
         self._meeting = meeting
         self._note = note
         self._workers: dict[str, Worker] = {}
         self._waiting: dict[str, WaitingNote] = {}
-        self._alive_s: dict[str, float] = {}
+        self._before: dict[str, tuple[Progress, float, bool]] = {}
         self._pause_s: dict[str, float] = {}
+        self._start_s: dict[str, float] = {}
         self.killed: set[str] = set()
         self._lost: set[str] = set()
         self._look = asyncio.Event()
@@ -150,10 +155,7 @@ class HangWatch:
         progress, waiting = worker.progress.read(), self._waiting[name].read()
         alive_s = max(progress.alive_s, waiting.since_s)
         place = place_of(progress)
-        before_s = self._alive_s.get(name, 0.0)
-        if place is Place.PHASE and before_s > self._base_s and not waiting.waits:
-            self._pause_s[name] = max(self._pause_s.get(name, 0.0), progress.alive_s - before_s)
-        self._alive_s[name] = alive_s
+        self._time(name, progress, alive_s, waits=waiting.waits)
         code = self._parent.code_of(name)
         return Reading(
             name=name,
@@ -161,14 +163,26 @@ class HangWatch:
             alive_s=max(alive_s, self._base_s),
             slowest_step_s=progress.slowest_step_s,
             longest_pause_s=self._pause_s.get(name, 0.0),
+            longest_start_s=self._start_s.get(name, 0.0),
             number=waiting.number,
             waits=waiting.waits and code is None,
             since_s=max(waiting.since_s, self._base_s),
             where=waiting.text,
-            stopped=_state_of(self._parent.pid_of(name)) in _STOPPED,
+            stopped=_state_of(self._parent.pid_of(name)) == _STOPPED,
             ended=code == 0,
             lost=name in self._lost,
         )
+
+    def _time(self, name: str, progress: Progress, alive_s: float, *, waits: bool) -> None:
+        """Keeps the longest times without a sign of life where these are no steps."""
+        before, before_s, waited = self._before.get(name, (progress, alive_s, waits))
+        self._before[name] = progress, alive_s, waits
+        if waited or place_of(before) is not Place.PHASE or before_s < self._base_s:
+            return
+        pause_s = alive_s - before_s
+        self._pause_s[name] = max(self._pause_s.get(name, 0.0), pause_s)
+        if before.activity is Activity.TRAINING:
+            self._start_s[name] = max(self._start_s.get(name, 0.0), pause_s)
 
     async def _tell(self, readings: Sequence[Reading], now_s: float) -> None:
         """Tells the other nodes who has ended or waits for long, and when a wait is over."""
@@ -206,8 +220,9 @@ class HangWatch:
             code=1,
             text=text,
             how=finding.how,
-            # That some workers end too early is the script's doing.
-            kind=Kind.MISTAKE if finding.ended else Kind.HANG,
+            kind=finding.kind,
+            # Without the seconds, which differ from one time to the next.
+            what="has ended too early" if finding.ended else "made no progress",
             step=progress.step if progress else 0,
             epoch=progress.epoch if progress else 0,
         )

@@ -57,6 +57,7 @@ class Watch:
         parent: ParentProcess,
         meeting: Meeting,
         note: Callable[[str], None],
+        patience: float = 1.0,
     ) -> None:
         self._settings = settings
         self._parent = parent
@@ -66,7 +67,7 @@ class Watch:
         self._changed = asyncio.Event()
         self._aborts: dict[str, int] = {}
         self._untold: list[Failure] = []
-        self._hangs = HangWatch(settings, parent, meeting, note)
+        self._hangs = HangWatch(settings, parent, meeting, note, patience)
         self.fired = 0
         """Faults of `--inject` that other agents have told of before they struck."""
 
