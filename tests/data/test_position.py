@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from keras.src.trainers.data_adapters import get_data_adapter
 
 from drumbeat.data.position import starting_at
 from drumbeat.data.replay import pass_over
+from drumbeat.tf_internals import dataset_inputs, dataset_kind
 
 pytestmark = pytest.mark.tensorflow
 
@@ -178,29 +182,84 @@ def takes(dataset: Any, count: int) -> None:
 
 
 def make(name: str) -> Any:
-    # What runs ahead of an iterator that is broken off leaves shuffles behind anywhere.
+    set_seed(3)
+    return without_running_ahead(PIPELINES[name]())
+
+
+def without_running_ahead(dataset: Any) -> Any:
+    """`dataset`, of which an iterator that is broken off has gone through what it gave."""
     options = tf.data.Options()
     options.experimental_optimization.inject_prefetch = False
-    set_seed(3)
-    return PIPELINES[name]().with_options(options)
+    options.experimental_optimization.map_parallelization = False
+    options.experimental_optimization.parallel_batch = False
+    return dataset.with_options(options)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_another_process_goes_on_with_the_same_elements(name: str) -> None:
-    """Within a pass and in the next one, after others that were whole, broken off or not begun."""
-    before = make(name)
+def goes_on_the_same(make: Make, counts: Callable[[int], list[int]]) -> None:
+    """Within a pass and in the next one, after others that were whole, broken off or not begun.
+
+    Args:
+        make: Makes the dataset, as each process does.
+        counts: From the length of a pass to how many elements to leave out.
+    """
+    before = make()
     length = len(elements(before))
     takes(before, 0)
     takes(before, length // 2)
     taken = [length, 0, length // 2]
     broken_off, following = elements(before), elements(before)
-    for count in (1, length // 2 + 1, length):
-        dataset = make(name)
+    for count in counts(length):
+        dataset = make()
         pass_over(dataset, taken)
         later = starting_at(dataset, count)
         assert later.element_spec == dataset.element_spec
         assert elements(later) == broken_off[count:]
         assert elements(dataset) == following
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_another_process_goes_on_with_the_same_elements(name: str) -> None:
+    goes_on_the_same(lambda: make(name), lambda length: [length // 2 + 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PIPELINES)
+def test_another_process_goes_on_anywhere(name: str) -> None:
+    goes_on_the_same(lambda: make(name), lambda length: [1, *range(2, length + 2, 3), length])
+
+
+STEPS: dict[str, Callable[[Any], Any]] = {
+    "map": lambda d: d.map(lambda x: x * 2 + 1),
+    "noisy": lambda d: d.map(lambda x: x + tf.random.uniform([], 0, 9, tf.int64)),
+    "shuffle": lambda d: d.shuffle(5),
+    "batch": lambda d: d.batch(3).map(lambda x: tf.reduce_sum(x, 0)),
+    "batch, dropped": lambda d: d.batch(2, drop_remainder=True).map(lambda x: x[0] - x[1]),
+    "unbatch": lambda d: d.batch(4).unbatch(),
+    "take": lambda d: d.take(13),
+    "skip": lambda d: d.skip(2),
+    "repeat": lambda d: d.repeat(2),
+    "cache": lambda d: d.cache(),
+    "prefetch": lambda d: d.prefetch(0),
+    "zip": lambda d: Dataset.zip(d, Dataset.range(17).map(lambda x: x * x)).map(lambda x, y: x + y),
+    "enumerate": lambda d: d.enumerate().map(lambda i, x: i * x),
+    "concatenate": lambda d: d.concatenate(Dataset.range(9).shuffle(4)),
+    "filter": lambda d: d.filter(lambda x: x % 3 != 1),
+    "flat_map": lambda d: d.flat_map(lambda x: Dataset.from_tensors(x).repeat(2)),
+}
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=6), st.integers(0, 12))
+def test_another_process_goes_on_in_any_chain_of_steps(names: list[str], count: int) -> None:
+    def chain() -> Any:
+        set_seed(3)
+        dataset = Dataset.range(11)
+        for name in names:
+            dataset = STEPS[name](dataset)
+        return without_running_ahead(dataset)
+
+    goes_on_the_same(chain, lambda length: [min(count, length)])
 
 
 def test_a_map_runs_only_for_what_is_left() -> None:
@@ -224,6 +283,26 @@ def test_a_map_runs_only_for_what_is_left() -> None:
         ran.clear()
     later = starting_at(numbers(9).map(python).map(lambda x: slow(x)), 7)
     assert (len(elements(later)), sorted(ran)) == (2, [14, 16])
+
+
+def test_no_row_of_an_array_is_gathered_for_batches_left_out() -> None:
+    """In the datasets that Keras makes of arrays, shuffled, with a last batch of fewer rows."""
+    set_seed(3)
+    x, y = np.arange(46.0).reshape(23, 2), np.arange(23)
+    orders = []
+    for count in (0, 3):
+        set_seed(3)
+        adapter = get_data_adapter(x, y, batch_size=5, shuffle=True)
+        whole = adapter.get_tf_dataset()
+        pass_over(whole, [5, 0])
+        later = starting_at(whole, count)
+        orders.append(elements(later)[3 - count :])
+        steps = [later]
+        while dataset_kind(steps[-1]) != "Zip":
+            steps += dataset_inputs(steps[-1])
+        assert count == 0 or "Skip" not in map(dataset_kind, steps)
+    assert orders[0] == orders[1]
+    assert len(orders[0]) == 2
 
 
 def test_a_dataset_from_its_beginning_is_itself() -> None:

@@ -19,7 +19,7 @@ from drumbeat.tf_internals import dataset_inputs, dataset_kind
 
 AnyDataset = tf.data.Dataset | DistributedDataset
 # Kinds that make iterators over their inputs as they go, not when they begin.
-_LATE = ("Cache", "Concatenate", "Repeat")
+_LATE = ("Cache", "Concatenate", "Repeat", "Shuffle", "ShuffleAndRepeat")
 _DRAWING = ("Shuffle", "ShuffleAndRepeat", "Random")
 
 
@@ -63,7 +63,7 @@ def pass_over(dataset: AnyDataset, taken: Sequence[int]) -> None:
         if not _remembers(pipeline, is_filled):
             continue
         if count and _remembers(pipeline, is_filled, late_only=True):
-            is_filled |= _go_through(pipeline, count)
+            is_filled |= _go_through(pipeline, count, to_end=count == max(taken))
         else:
             iter(pipeline)
 
@@ -93,12 +93,18 @@ def _remembers(
     )
 
 
-def _go_through(dataset: Any, count: int) -> bool:
-    """Take `count` batches; returns whether these were all."""
+def _go_through(dataset: Any, count: int, *, to_end: bool) -> bool:
+    """Take `count` batches; returns whether the end was seen.
+
+    Args:
+        dataset: A pipeline.
+        count: At least 1.
+        to_end: Look for the end behind them, if it isn't known how many there are.
+    """
     # Only the last of them is looked at.
     iterator = iter(starting_at(dataset, count - 1))
     next(iterator, None)
     cardinality = int(dataset.cardinality())
-    if cardinality in (count, tf.data.UNKNOWN_CARDINALITY):
+    if cardinality == count or (to_end and cardinality == tf.data.UNKNOWN_CARDINALITY):
         return next(iterator, None) is None
     return False
