@@ -108,7 +108,6 @@ def agree(standings: list[Standing]) -> Agreement:
         standings: Those of all nodes, by node rank; at least one.
     """
     attempts = max(standing.attempts for standing in standings)
-    witness = next(standing for standing in standings if standing.attempts == attempts)
     history = max((standing.history for standing in standings), key=len)
     seen = [standing for standing in standings if standing.attempts == attempts]
     failures = [standing.failure for standing in seen if standing.failure is not None]
@@ -123,7 +122,7 @@ def agree(standings: list[Standing]) -> Agreement:
         )
         history = (*history, ended)
     return Agreement(
-        job_id=witness.job_id,
+        job_id=next((standing.job_id for standing in seen if standing.job_id), ""),
         history=history,
         cause=cause,
         snapshot=max(standing.snapshot for standing in standings),

@@ -58,8 +58,11 @@ class Outcome:
 class _NotBack(RendezvousError):
     """A lost node did not come back in time."""
 
-    def __init__(self, lost: Failure, error: RendezvousError) -> None:
-        super().__init__(f"{lost.text}\n{error}")
+    def __init__(self, lost: Failure, timeout_s: float, error: RendezvousError) -> None:
+        super().__init__(
+            f"{lost.text} Not all nodes were there again within {timeout_s:g} s "
+            f"(--rejoin-timeout): {error}"
+        )
         self.heading = lost.heading
 
 
@@ -195,14 +198,14 @@ class Attempts:
             f"{lost.note} {lost.text} Waiting up to {timeout_s:g} s for the same command to be "
             "started there again (--rejoin-timeout)."
         )
-        self.meeting = Meeting(self._settings, on_waiting=self._console.note)
+        self.meeting = self.meeting.another()
         self.meeting.attempt = self._standing.attempts + 1
         try:
             await self.meeting.start(
                 ports=self._task_count, timeout_s=timeout_s, waiting_every_s=REJOINING_EVERY_S
             )
         except RendezvousError as error:
-            raise _NotBack(lost, error) from None
+            raise _NotBack(lost, timeout_s, error) from None
 
     async def _agree_on_collectives(self) -> str:
         machine, settings = self._machine, self._settings
@@ -242,13 +245,12 @@ class Attempts:
         self._fired |= agreed.fired
         self._standing = Standing(job_id=agreed.job_id or client.job_id, history=agreed.history)
         self.meeting.attempt = len(agreed.history) + 1
-        if not agreed.history:
+        if agreed.cause is None:
             return None
-        assert agreed.cause is not None, "who has a history has seen its last failure"  # noqa: S101
         decision = decide(agreed.history, settings.max_restarts)
         if isinstance(decision, GiveUp):
             return self._failed(agreed.cause, decision.why)
-        self._console.note(_restarting(agreed, decision.delay_s))
+        self._console.note(_restarting(agreed, agreed.cause, decision.delay_s))
         if agreed.cause.kind is Kind.HANG:
             # Of all other failures the workers' own output tells.
             self._console.note(agreed.cause.text)
@@ -278,6 +280,7 @@ class Attempts:
         try:
             await self.current.start()
         except ParentError as error:
+            self._parent.kill()
             return [await watch.parent_lost(error)]
         failures = await watch.run()
         if failures and root_cause(failures).policy_kind is Kind.PREEMPTED:
@@ -286,15 +289,19 @@ class Attempts:
 
     async def _end_attempt(self, cause: Failure) -> None:
         """Clears the ground for the next attempt."""
-        if self.current is None and self._standing.failure is not None:
-            return  # the attempt had failed before a node was lost as well
-        furthest = cause.step
+        if not self._standing.job_id:
+            return  # a node was lost before all had met: there was no attempt yet
+        known, furthest = self._standing.failure, self._standing.furthest
+        if known is not None:
+            # The attempt had failed before a node was lost, perhaps because it was about to be.
+            cause = dataclasses.replace(root_cause((known, cause)), step=known.step)
         if self.current is not None:
             await self.current.kill()
             furthest = max(furthest, self.current.furthest)
             await self.current.close()
             self._fired = self.current.fired
             self.current = None
+        furthest = max(furthest, cause.step)
         self._standing = dataclasses.replace(self._standing, failure=cause, furthest=furthest)
 
     def _success(self, seconds: float) -> Outcome:
@@ -318,8 +325,7 @@ class Attempts:
         return tasks_on_node(settings, settings.node_rank, settings.workers)
 
 
-def _restarting(agreed: agreement.Agreement, delay_s: float) -> str:
-    assert agreed.cause is not None  # noqa: S101
+def _restarting(agreed: agreement.Agreement, cause: Failure, delay_s: float) -> str:
     if agreed.snapshot < 0:
         place = "from the start of the script"
     else:
@@ -328,7 +334,7 @@ def _restarting(agreed: agreement.Agreement, delay_s: float) -> str:
     in_vain = restarts_without_progress(agreed.history)
     vain = f" {_times(in_vain, 'restart')} made no progress." if in_vain else ""
     number = len(agreed.history) + 1
-    return f"{agreed.cause.note}{vain} Starting all workers again{when} {place} (attempt {number})."
+    return f"{cause.note}{vain} Starting all workers again{when} {place} (attempt {number})."
 
 
 def _times(count: int, what: str) -> str:

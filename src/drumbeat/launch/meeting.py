@@ -41,6 +41,14 @@ class Meeting:
         self._client: Client | None = None
         self._ports: PortReservation | None = None
         self._told = False
+        self._host = self._platform_host() or ("127.0.0.1" if settings.nodes == 1 else "")
+
+    def another(self) -> Meeting:
+        """The next meeting of the same node."""
+        meeting = Meeting(self._settings, on_waiting=self._on_waiting)
+        # The name of a lost node 0 may be unknown until its replacement is there.
+        meeting._host = self._host
+        return meeting
 
     @property
     def client(self) -> Client:
@@ -72,17 +80,17 @@ class Meeting:
         except OSError as error:
             raise RendezvousError(f"No free port on this machine: {error}.") from None
         if settings.nodes == 1:
-            node = self._node(self._platform_host() or "127.0.0.1")
-            self._client = Client.alone(node, secrets.token_hex(8))
+            self._client = Client.alone(self._node(self._host), secrets.token_hex(8))
             return
         assert settings.rendezvous is not None, "plan_run sees to it"  # noqa: S101
         if settings.node_rank == 0:
             self._server = await Server.start(settings.rendezvous, settings.token, settings.nodes)
         address = self._server.address if self._server else settings.rendezvous
+        self._host = self._host or _address_towards(settings.rendezvous)
         self._client = await Client.join(
             address,
             settings.token,
-            self._node(self._platform_host() or _address_towards(settings.rendezvous)),
+            self._node(self._host),
             settings.nodes,
             timeout_s=timeout_s,
             on_waiting=self._on_waiting,
