@@ -6,17 +6,34 @@ is the explicit spelling for scripts of their own.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Literal
 
-from drumbeat import data
+from drumbeat import data, state
+from drumbeat.state import loops
+from drumbeat.state.memory import FDS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import tensorflow as tf
 
+    from drumbeat.state.loops import Keeper, Resumable
+
 __version__ = "0.1.0"
-__all__ = ["__version__", "data", "strategy"]
+__all__ = ["__version__", "data", "state", "strategy"]
+
+
+def _keeper(progress: Resumable) -> Keeper | None:
+    """What keeps a loop's state under `drumbeat run`; elsewhere TensorFlow isn't even imported."""
+    if FDS_VARIABLE not in os.environ:
+        return None
+    from drumbeat.training.loops import keeper
+
+    return keeper(progress)
+
+
+loops.keepers.append(_keeper)
 
 
 def strategy(

@@ -64,7 +64,7 @@ class Phase:
     def __enter__(self) -> None:
         self.journal.active = self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.journal.active = None
         self.journal.doing(Activity.SCRIPT)
 

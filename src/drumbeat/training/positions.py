@@ -14,9 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from drumbeat.data.distributed import DistributedDataset, DistributedIterator
+from drumbeat.data.distributed import DistributedDataset
 from drumbeat.data.ordered import OrderedDataset
-from drumbeat.data.position import starting_at
+from drumbeat.data.replay import iterator_at, pass_over
 from drumbeat.tf_internals import dataset_inputs, stateful_ops
 from drumbeat.training import randomness
 from drumbeat.training.callback_state import Kept, PythonState
@@ -27,18 +27,25 @@ class Position:
     """Where a fit is in the data of one of its epoch iterators.
 
     Attributes:
-        made: Iterators made so far from the dataset.
-        batches: Taken from the last of them; -1 when that is of no more use.
+        earlier: Of each iterator made so far from the dataset but the present one: how
+            many batches it gave.
+        batches: Taken from the present one; -1 where there is none.
         seen: Keras's count of steps at the beginning of the epoch.
         length: What Keras has found out about the number of batches.
         pass_number: For `drumbeat.data`: the pass that the last iterator is.
     """
 
-    made: int = 0
+    earlier: list[int] = field(default_factory=list)
     batches: int = -1
     seen: int = 0
     length: int | None = None
     pass_number: int | None = None
+
+    def end_iterator(self) -> None:
+        """The present iterator, if there is one, is of no more use."""
+        if self.batches >= 0:
+            self.earlier = [*self.earlier, self.batches]
+            self.batches = -1
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -97,7 +104,8 @@ class Watched:
         now = replace(self._position, length=self._source._num_batches)
         if not in_epoch:
             now.seen = self._source._steps_seen if self.lives_on else 0
-            now.batches = now.batches if self.lives_on else -1
+            if not self.lives_on:
+                now.end_iterator()
         if self._ordered is not None and now.batches < 0:
             now.pass_number = self._ordered.epoch
         return now
@@ -118,19 +126,19 @@ class Watched:
         dataset = self._source._distributed_dataset
         goes_on, self._goes_on = self._goes_on, None
         if goes_on is not None:
-            self._make_up(dataset, goes_on, goes_on.made - (goes_on.batches >= 0))
+            self._make_up(dataset, goes_on)
         if self._ordered is not None:
             self._position.pass_number = self._ordered.epoch
         if goes_on is not None and goes_on.batches >= 0:
             return iterator_at(dataset, goes_on.batches)
-        self._position.made += 1
+        self._position.end_iterator()
         self._position.batches = 0
         return iter(dataset)
 
-    def _make_up(self, dataset: Any, goes_on: Position, count: int) -> None:
-        """Makes the iterators that an earlier process has made: each moves a shuffle on."""
+    def _make_up(self, dataset: Any, goes_on: Position) -> None:
+        """Makes up for the iterators of an earlier process: each moves a shuffle on."""
         if self._ordered is None:
-            pass_over(dataset, count)
+            pass_over(dataset, goes_on.earlier)
         elif goes_on.pass_number is not None:
             self._ordered.epoch = goes_on.pass_number
 
@@ -145,12 +153,6 @@ class _Making:
         return self._watched.make()
 
 
-def pass_over(dataset: Any, count: int) -> None:
-    """Leaves a dataset as if `count` iterators over it had been made."""
-    for _ in range(count):
-        iter(dataset)
-
-
 def leave_as(source: Any, data: Any, position: Position) -> None:
     """Leaves the data of a fit that is passed over as the fit had left it.
 
@@ -163,16 +165,9 @@ def leave_as(source: Any, data: Any, position: Position) -> None:
         if position.pass_number is not None:
             data.epoch = position.pass_number
     elif source is not None:
-        pass_over(source._distributed_dataset, position.made)
+        pass_over(source._distributed_dataset, position.earlier)
     elif isinstance(data, tf.data.Dataset):
-        pass_over(data, position.made)
-
-
-def iterator_at(dataset: Any, batches: int) -> Any:
-    """An iterator over `dataset`, as a strategy distributes it, behind its first `batches`."""
-    if isinstance(dataset, DistributedDataset):
-        return DistributedIterator(starting_at(dataset._pipeline, batches), feed=dataset._feed)
-    return iter(starting_at(dataset, batches))
+        pass_over(data, position.earlier)
 
 
 def runs_python(dataset: Any) -> bool:
@@ -181,7 +176,7 @@ def runs_python(dataset: Any) -> bool:
     It draws them in threads of its own, so the streams can't be put back behind it.
     """
     if isinstance(dataset, DistributedDataset):
-        dataset = dataset._pipeline
+        dataset = dataset.pipeline
     if stateful_ops(dataset) & _PYTHON:
         return True
     return any(runs_python(source) for source in dataset_inputs(dataset))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.collectives.local import LocalCommunicator
@@ -243,7 +244,7 @@ class FitPhase(Phase):
         if self.model._distribute_strategy is None and self._source is not None:
             # Keras leaves it to the first step, which is too late.
             dataset: Any = self._source._distributed_dataset
-            self.model._symbolic_build(data_batch=dataset.element_spec)
+            build(self.model, dataset.element_spec)
 
     def _put_back_all(self, snapshot: State) -> dict[str, Any]:
         python = self.put_back(snapshot)
@@ -361,6 +362,21 @@ class _Follower(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._phase.epoch_ends()
+
+
+def build(model: Any, batch_spec: Any) -> None:
+    """Makes all variables that a training step of `model` makes or uses.
+
+    Args:
+        model: Compiled.
+        batch_spec: Type specification of a batch.
+    """
+    try:
+        model._symbolic_build(data_batch=batch_spec)
+    except (RuntimeError, ValueError):
+        # There is only a train_step: trace it. It runs for no batch.
+        step = tf.function(lambda batch: model.train_step(batch))
+        step.get_concrete_function(batch_spec)
 
 
 def _first(validation_data: Any) -> Any:
