@@ -24,7 +24,7 @@ from drumbeat.state.progress import FD_VARIABLE
 # system has no such signals (macOS), there are no stacks.
 SIGNAL: int = getattr(signal, "SIGRTMIN", 0) and signal.SIGRTMIN + 6
 ANSWER_TIMEOUT_S = 2.0
-_POLL_S = 0.02
+_POLL_S = 0.005
 _MOST_BYTES = 256 * 1024
 _THREAD = re.compile(r"^(Current thread|Thread) (0x[0-9a-f]+).*:$")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')

@@ -174,11 +174,13 @@ class LoopPhase(Phase):
             if _is_pipeline(data) and positions.runs_python(data):
                 randomness.put_back(now)
         super().epoch_begins(self._epoch)
-        for batch in iterator:
-            yield batch
-            known.batches += 1
-            self.step_finished()
-        self.journal.doing(Activity.BETWEEN_EPOCHS)
+        try:
+            for batch in iterator:
+                yield batch
+                known.batches += 1
+                self.step_finished()
+        finally:
+            self.steps_are_over()
 
     def _of_call(self, call: int, data: Any) -> _Data:
         """What is known of the dataset of the `call`-th call in this epoch."""
