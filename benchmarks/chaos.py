@@ -13,12 +13,13 @@ each example must have been trained exactly once in each epoch. Exit code 1 if n
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import os
 import random
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +28,12 @@ import chaos_check as check
 import chaos_jobs
 from chaos_check import Cost, Made
 from chaos_jobs import ROOT, Ended, Job
+from compare import Others
 
 from drumbeat.cluster.faults import FaultKind
 
 # As in chaos_train.py, which imports TensorFlow.
-TRAINED, STEPS_PER_EPOCH, EPOCHS = 1400, 22, (6, 4)
+TRAINED, STEPS_PER_EPOCH = 1400, 22
 SHAPES = ((2,), (1, 1), (3,), (2, 1))
 FAULTS_PER_JOB = 8
 SNAPSHOT_EVERY = 10
@@ -70,8 +72,17 @@ class Totals:
     costs: list[Cost] = field(default_factory=list)
 
 
-def plan(seed: int, faults: int, shapes: Sequence[tuple[int, ...]]) -> list[Job]:
-    """Jobs that together have so many faults, drawn from the seed."""
+def plan(
+    seed: int, faults: int, shapes: Sequence[tuple[int, ...]], epochs: Sequence[int]
+) -> list[Job]:
+    """Jobs that together have so many faults, drawn from the seed.
+
+    Args:
+        seed: Of the draws.
+        faults: How many.
+        shapes: Workers on each node, in turns.
+        epochs: Of the script's two fits.
+    """
     rng = random.Random(seed)
     bag = [kind for kind, weight in WEIGHTS.items() for _ in range(weight)]
     kinds: list[FaultKind] = []
@@ -86,12 +97,14 @@ def plan(seed: int, faults: int, shapes: Sequence[tuple[int, ...]]) -> list[Job]
     for kind in sorted(kinds, key=lambda kind: not kind.is_of_node):
         fitting = [n for n in range(jobs) if len(of[n]) > 1 or not kind.is_of_node]
         drawn[min(fitting, key=lambda n: (len(drawn[n]), n))].append(kind)
-    return [_job(rng, shape, mine) for shape, mine in zip(of, drawn, strict=True)]
+    return [_job(rng, shape, mine, epochs) for shape, mine in zip(of, drawn, strict=True)]
 
 
-def _job(rng: random.Random, shape: tuple[int, ...], kinds: Sequence[FaultKind]) -> Job:
+def _job(
+    rng: random.Random, shape: tuple[int, ...], kinds: Sequence[FaultKind], epochs: Sequence[int]
+) -> Job:
     # The last step is left out: nothing would come after it that could be measured.
-    steps = rng.sample(range(2, sum(EPOCHS) * STEPS_PER_EPOCH), len(kinds))
+    steps = rng.sample(range(2, sum(epochs) * STEPS_PER_EPOCH), len(kinds))
     faults = []
     for kind, step in sorted(zip(kinds, steps, strict=True), key=lambda pair: pair[1]):
         place = rng.randrange(len(shape) if kind.is_of_node else sum(shape))
@@ -100,30 +113,26 @@ def _job(rng: random.Random, shape: tuple[int, ...], kinds: Sequence[FaultKind])
             numbers = f",seconds={rng.choice(PARTITIONS_S)}"
         where = "node" if kind.is_of_node else "rank"
         faults.append(f"{kind.value}:{where}={place},step={step}{numbers}")
-    return Job(nodes=shape, faults=tuple(faults), options=OPTIONS)
-
-
-def ledgers(ended: Ended, job: Job) -> list[list[Made]]:
-    return [
-        check.ledger(ended.folder, rank, STEPS_PER_EPOCH, EPOCHS) for rank in range(sum(job.nodes))
-    ]
+    arguments = ("--epochs", *map(str, epochs))
+    return Job(nodes=shape, faults=tuple(faults), options=OPTIONS, arguments=arguments)
 
 
 class Chaos:
     """Runs jobs, and for each shape of them an undisturbed one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, epochs: Sequence[int]) -> None:
         self.totals = Totals()
         self._folder = folder
+        self._epochs = epochs
         self._references: dict[tuple[int, ...], tuple[Ended, list[list[Made]]]] = {}
 
     def reference(self, job: Job) -> tuple[Ended, list[list[Made]]]:
         """The undisturbed job of the same shape, and its ledgers."""
         if job.nodes not in self._references:
-            quiet = Job(nodes=job.nodes, options=job.options)
+            quiet = dataclasses.replace(job, faults=())
             name = "undisturbed-" + "-".join(map(str, job.nodes))
             ended = chaos_jobs.run(quiet, self._folder / name)
-            made = ledgers(ended, quiet)
+            made = self._ledgers(ended, quiet)
             wrong = [ended.problem] if ended.problem else []
             wrong += check.not_once(made, STEPS_PER_EPOCH, TRAINED)
             say(f"undisturbed, {job.shape}: {ended.seconds:.1f} s {'; '.join(wrong)}")
@@ -137,7 +146,7 @@ class Chaos:
         reference, wanted = self.reference(job)
         say(f"job {number}, {job.shape}: {' '.join(job.faults)}")
         ended = chaos_jobs.run(job, self._folder / f"job-{number}")
-        made = ledgers(ended, job)
+        made = self._ledgers(ended, job)
         wrong = check.differences(ended, reference, made, wanted)
         wrong += check.not_once(made, STEPS_PER_EPOCH, TRAINED)
         costs, missed = check.costs(job, ended, made)
@@ -149,6 +158,10 @@ class Chaos:
         say(f"  {ended.seconds:.1f} s, {verdict}")
         for cost in costs:
             say(f"    {cost.kind.value}: {cost.recovery_s:.2f} s, {cost.repeated} steps repeated")
+
+    def _ledgers(self, ended: Ended, job: Job) -> list[list[Made]]:
+        ranks = range(sum(job.nodes))
+        return [check.ledger(ended.folder, k, STEPS_PER_EPOCH, self._epochs) for k in ranks]
 
 
 def say(text: str) -> None:
@@ -199,20 +212,23 @@ def main() -> None:
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, help="default: a new one, which is printed")
     parser.add_argument("--shapes", nargs="+", default=["2", "1+1", "3", "2+1"], metavar="2+1")
+    parser.add_argument("--epochs", type=int, nargs=2, default=[6, 4], help="of the two fits")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "chaos")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     say(f"seed {seed}: the same with --faults {options.faults} --seed {seed}")
     shutil.rmtree(options.out, ignore_errors=True)
-    chaos = Chaos(options.out)
-    began_s = time.monotonic()
-    for number, job in enumerate(plan(seed, options.faults, shapes_of(options.shapes))):
+    chaos = Chaos(options.out, options.epochs)
+    others = Others()
+    jobs = plan(seed, options.faults, shapes_of(options.shapes), options.epochs)
+    for number, job in enumerate(jobs):
         chaos.disturb(number, job)
     totals = chaos.totals
     print(table(totals.costs))
-    print(f"\n{verdict(totals, seed, options.faults)}")
+    print(f"\nOther processes used {others.cores():.1f} of {len(os.sched_getaffinity(0))} cores.")
+    print(verdict(totals, seed, options.faults))
     figures = [[cost.kind.value, cost.recovery_s, cost.repeated] for cost in totals.costs]
-    report = {"seed": seed, "seconds": time.monotonic() - began_s, "problems": totals.problems}
+    report = {"seed": seed, "problems": totals.problems}
     (options.out / "chaos.json").write_text(json.dumps({**report, "costs": figures}, indent=1))
     sys.exit(bool(totals.problems))
 

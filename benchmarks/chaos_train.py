@@ -28,8 +28,6 @@ from sklearn.datasets import load_digits
 RANK = int(os.environ.get("DRUMBEAT_RANK", "0"))
 TRAINED, BATCH = 1400, 64
 STEPS_PER_EPOCH = -(-TRAINED // BATCH)
-# Of the two fits.
-EPOCHS = (6, 4)
 
 
 class Ledger(keras.callbacks.Callback):
@@ -112,7 +110,7 @@ def digest(arrays: list[Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--epochs", type=int, nargs=2, default=EPOCHS)
+    parser.add_argument("--epochs", type=int, nargs=2, default=(6, 4), help="of the two fits")
     options = parser.parse_args()
     keras.utils.set_random_seed(11)
     data: Any = load_digits()
