@@ -27,6 +27,7 @@ _WORKER_AT = 8
 _DETAIL_AT = 128
 _DETAIL_BYTES = 512
 _ACCEPTS_STOP_AT = 1024
+# From 1280 to 1535: `drumbeat.state.waiting`.
 # The agent's part, away from the worker's.
 _REQUESTS_AT = 2048
 _READ_TRIES = 100
