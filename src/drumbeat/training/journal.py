@@ -254,9 +254,6 @@ class Journal:
         self._take_archive(communicator, everyones[:, 3], writers[:, 3])
         if newest >= 0:
             self._take_snapshot(communicator, newest, everyones[:, 1:3], writers[:, 1:3])
-        for step in self.memory.steps() if self.is_writer else []:
-            if step > newest:
-                self.memory.discard(step)  # Damaged: it must not pass for the newest.
 
     def _intact_steps(self) -> list[int]:
         found = []
@@ -265,6 +262,8 @@ class Journal:
                 self.memory.read(step)
             except StateError as error:
                 logger.warning("%s The one before it is used.", error)
+                # It must not pass for the newest, nor for what another node sends in its place.
+                self.memory.discard(step)
             else:
                 found.append(step)
         return found
