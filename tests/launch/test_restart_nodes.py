@@ -24,6 +24,9 @@ STEPS = """
     if not memory.steps():
         memory.write(State(step=5, meta={}, arrays={"x": np.zeros(3)}))
     print("up", attempt, flush=True)
+    open(f"here-{attempt}-{rank}", "w").close()
+    while not all(os.path.exists(f"here-{attempt}-{other}") for other in (0, 1)):
+        time.sleep(0.01)
 """
 WAIT = STEPS + "    while not os.path.exists(f'go{attempt}'): time.sleep(0.02)\n"
 
@@ -52,6 +55,7 @@ def test_a_killed_worker_restarts_both_nodes(pair):
     assert len({start[1] for start in first + second}) == 1
 
 
+@pytest.mark.slow
 def test_the_same_error_twice_ends_both_nodes_with_its_traceback(pair):
     text = STEPS + "    if rank == 1: raise ValueError('bad data')\n    time.sleep(100)\n"
     for job in pair.both(text):
@@ -63,7 +67,7 @@ def test_the_same_error_twice_ends_both_nodes_with_its_traceback(pair):
         assert result.report.endswith("ValueError: bad data")
 
 
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_node_whose_agent_is_killed_is_replaced(pair, lost):
     pairs = pair.both(WAIT)
     for rank, job in enumerate(pairs):
@@ -82,6 +86,7 @@ def test_a_node_whose_agent_is_killed_is_replaced(pair, lost):
     assert pairs[lost].alive_after(3) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_a_node_is_waited_for(pair):
     first, second = pair.both(WAIT)
     second.wait_for_output("worker-1", "up 1")

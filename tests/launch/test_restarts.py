@@ -82,8 +82,8 @@ def test_ranks_of_mpi_meet_again(jobs):
 @pytest.mark.parametrize(
     ("text", "options", "code", "starts", "why"),
     [
-        ("raise ValueError('bad')", (), 1, 1, ""),
-        ("sys.exit(4)", (), 4, 1, ""),
+        pytest.param("raise ValueError('bad')", (), 1, 1, "", marks=pytest.mark.slow),
+        pytest.param("sys.exit(4)", (), 4, 1, "", marks=pytest.mark.slow),
         (
             "at(5); raise ValueError('bad')",
             (),
@@ -91,12 +91,13 @@ def test_ranks_of_mpi_meet_again(jobs):
             2,
             "This has happened 2 times in a row after step 5",
         ),
-        (
+        pytest.param(
             "os.kill(os.getpid(), signal.SIGSEGV)",
             (),
             139,
             2,
             "This has happened 2 times in a row before the first step",
+            marks=pytest.mark.slow,
         ),
         (
             "at(5); os.kill(os.getpid(), 9)",
@@ -105,7 +106,14 @@ def test_ranks_of_mpi_meet_again(jobs):
             2,
             "The workers were started again once and got no further than step 5.",
         ),
-        ("at(5); os.kill(os.getpid(), 9)", ("--max-restarts", "0"), 137, 1, ""),
+        pytest.param(
+            "at(5); os.kill(os.getpid(), 9)",
+            ("--max-restarts", "0"),
+            137,
+            1,
+            "",
+            marks=pytest.mark.slow,
+        ),
         (
             "at(5)\nfrom drumbeat.errors import DataError; raise DataError('Use more.')",
             (),
@@ -126,6 +134,7 @@ def test_there_is_an_end_to_restarts(jobs, text, options, code, starts, why):
     assert ("again" in result.report) is bool(why)
 
 
+@pytest.mark.slow
 def test_progress_starts_the_count_anew(jobs):
     result = jobs.run(
         HEAD
