@@ -16,7 +16,7 @@ import pytest
 
 from drumbeat.errors import RendezvousError
 from drumbeat.launch.ports import network_interface, reserve_ports
-from drumbeat.launch.rendezvous import Client, Node, Server
+from drumbeat.launch.rendezvous import Client, Node, NodesLost, Server
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -587,3 +587,60 @@ def test_reserved_ports_are_distinct_and_usable_while_held():
 def test_interface_of_an_address():
     assert network_interface("127.0.0.1") == "lo"
     assert network_interface("192.0.2.77") == ""
+
+
+def test_a_dead_node_makes_way_for_its_replacement_and_a_living_one_does_not():
+    async def run() -> None:
+        async with joined(2) as clients:
+            address = clients[0]._channel.peer  # type: ignore[union-attr]
+            where = (address.rpartition(":")[0], int(address.rpartition(":")[2]))
+            error = await error_of(join(where, node(1, host="10.9.9.9"), 2))
+            assert "taken already, by 10.0.0.2" in error
+            assert clients[0].events.empty()
+            for task in clients[1]._tasks:
+                task.cancel()  # a machine that is gone does not even close its connections
+            late = asyncio.create_task(error_of(join(where, node(1), 2, timeout_s=1.0)))
+            lost = await event(clients[0], "node_lost")
+            assert lost["reason"] == "it did not answer when it was started again"
+            assert clients[0].lost == lost
+            with pytest.raises(NodesLost):
+                await clients[0].fence("f", {}, 5)
+            assert "has not noticed yet that it lost a node" in await late
+
+    asyncio.run(run())
+
+
+def test_nodes_meet_anew_at_the_same_address():
+    async def run() -> None:
+        running = await Server.start(("127.0.0.1", 0), TOKEN, 2, **FAST)
+        address = running.address
+        clients = await asyncio.gather(*(join(address, node(rank), 2) for rank in range(2)))
+        await running.close("a node was lost", again=True)
+        assert (await event(clients[1], "rendezvous_closed"))["again"] is True
+        with pytest.raises(NodesLost):
+            await clients[1].fence("f", {}, 5)
+        await asyncio.gather(*(client.leave(again=True) for client in clients))
+        second = asyncio.create_task(join(address, node(1), 2))
+        await asyncio.sleep(0.1)
+        again = await Server.start(address, TOKEN, 2, **FAST)
+        first = await join(again.address, node(0), 2)
+        assert (await second).job_id == first.job_id != clients[0].job_id
+        await asyncio.gather(first.leave(), second.result().leave())
+        await again.close()
+
+    asyncio.run(run())
+
+
+def test_a_node_whose_user_stops_it_ends_the_wait_of_all():
+    async def run() -> None:
+        async with server(3) as running:
+            stopped = asyncio.Event()
+            mine = asyncio.create_task(join(running.address, node(1), 3, stopped=stopped))
+            other = asyncio.create_task(error_of(join(running.address, node(0), 3)))
+            await asyncio.sleep(0.1)
+            stopped.set()
+            assert "node 1 (10.0.0.2) was stopped by its user" in await asyncio.wait_for(other, 2)
+            mine.cancel()
+            await asyncio.gather(mine, return_exceptions=True)
+
+    asyncio.run(run())

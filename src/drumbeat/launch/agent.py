@@ -121,13 +121,17 @@ class Agent:
         named = settings.ps or (settings.platform and "chief" in settings.platform.jobs)
         return "chief 0" if named else "worker 0"
 
+    async def _stopped_by(self, number: signal.Signals) -> Outcome:
+        meeting = self._attempts.meeting
+        await meeting.tell(signal_failure(self._settings.node_rank, number).to_event())
+        if number == signal.SIGINT:
+            # After SIGTERM, a platform may start this node again, and the others wait for that.
+            await meeting.call_off()
+        return Outcome(code=128 + number)
+
     async def _outcome(self, work: asyncio.Future[Outcome]) -> Outcome:
         if self._signals:
-            number = self._signals[0]
-            await self._attempts.meeting.tell(
-                signal_failure(self._settings.node_rank, number).to_event()
-            )
-            return Outcome(code=128 + number)
+            return await self._stopped_by(self._signals[0])
         if self._decided is not None:
             return self._decided
         try:

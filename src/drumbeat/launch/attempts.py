@@ -254,7 +254,7 @@ class Attempts:
         if agreed.cause.kind is Kind.HANG:
             # Of all other failures the workers' own output tells.
             self._console.note(agreed.cause.text)
-        await asyncio.sleep(decision.delay_s)
+        await self.meeting.pause(decision.delay_s)
         return None
 
     async def _train(self) -> list[Failure]:

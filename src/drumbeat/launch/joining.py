@@ -40,12 +40,20 @@ class Joining:
         self._problem = "it has not answered yet"
         self._missing: list[int] | None = None
         self._refused: list[str] = []
+        self._channel: wire.Channel | None = None
 
     async def report(self, on_waiting: Callable[[str], None], every_s: float) -> None:
         """Calls `on_waiting` with the state of things until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             on_waiting(f"waiting for {self._state()}, {max(0.0, self._left_s()):.0f} s left")
+
+    async def call_off(self, stopped: asyncio.Event) -> None:
+        """Has all that wait here give up, once its user has stopped this node."""
+        await stopped.wait()
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.send({"type": "call off"})
 
     async def run(
         self, heartbeat_s: float, lost_after_s: float
@@ -96,6 +104,7 @@ class Joining:
         beating = asyncio.create_task(beat(channel, heartbeat_s))
         try:
             channel.send(request)
+            self._channel = channel
             while (left_s := self._left_s()) > 0:
                 message = await channel.receive(min(lost_after_s, left_s))
                 match message["type"]:
@@ -116,6 +125,7 @@ class Joining:
         except OSError as error:
             self._problem = f"the connection was lost: {error}"
         finally:
+            self._channel = None
             beating.cancel()
         return None
 

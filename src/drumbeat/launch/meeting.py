@@ -22,6 +22,7 @@ from drumbeat.launch.settings import RunSettings
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _DELIVERY_S = 0.2
+_PAUSE_POLL_S = 0.1
 WAITING_EVERY_S = 5.0
 
 
@@ -41,6 +42,7 @@ class Meeting:
         self._client: Client | None = None
         self._ports: PortReservation | None = None
         self._told = False
+        self._stopped = asyncio.Event()
         self._host = self._platform_host() or ("127.0.0.1" if settings.nodes == 1 else "")
 
     def another(self) -> Meeting:
@@ -96,6 +98,7 @@ class Meeting:
             on_waiting=self._on_waiting,
             waiting_every_s=waiting_every_s,
             expected=self._expected(),
+            stopped=self._stopped,
         )
 
     def release_ports(self) -> None:
@@ -107,6 +110,25 @@ class Meeting:
         """
         if self._ports is not None and sys.platform != "linux":
             self._ports.close()
+
+    async def call_off(self) -> None:
+        """Where nodes still wait for each other: tells them that this one's user has stopped it."""
+        if self._client is None and self._settings.nodes > 1:
+            self._stopped.set()
+            await asyncio.sleep(_DELIVERY_S)
+
+    async def pause(self, seconds: float) -> None:
+        """Waits, but no longer than nothing new is heard of the other nodes."""
+        events = self.client.events
+        deadline = asyncio.get_running_loop().time() + seconds
+        while (left_s := deadline - asyncio.get_running_loop().time()) > 0:
+            heard = [events.get_nowait() for _ in range(events.qsize())]
+            news = [event for event in heard if not self.is_old(event)]
+            for event in news:
+                events.put_nowait(event)
+            if news:
+                return
+            await asyncio.sleep(min(_PAUSE_POLL_S, left_s))
 
     async def tell(self, event: dict[str, Any]) -> None:
         """Tells the other agents, if there are any and they can be reached."""

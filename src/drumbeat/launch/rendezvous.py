@@ -72,6 +72,7 @@ class Client:
         timeout_s: float,
         on_waiting: Callable[[str], None],
         expected: Sequence[str] = (),
+        stopped: asyncio.Event | None = None,
         waiting_every_s: float = 5.0,
         heartbeat_s: float = 2.0,
         lost_after_s: float = 10.0,
@@ -89,6 +90,8 @@ class Client:
             on_waiting: Called every `waiting_every_s` seconds with who is missing.
             expected: A name for each node rank for these messages, such as
                 "worker 2 (10.0.0.7:2222)".
+            stopped: Set when this node's user has stopped it: then the others, who wait
+                too, are told that nothing will come of it.
             waiting_every_s: See `on_waiting`.
             heartbeat_s: A sign of life is sent this often.
             lost_after_s: A node is lost when none has come for so long.
@@ -100,11 +103,14 @@ class Client:
         """
         check_token(token)
         joining = Joining(address, token, node, num_nodes, tuple(expected), timeout_s)
-        ticker = asyncio.create_task(joining.report(on_waiting, waiting_every_s))
+        beside = [asyncio.create_task(joining.report(on_waiting, waiting_every_s))]
+        if stopped is not None:
+            beside.append(asyncio.create_task(joining.call_off(stopped)))
         try:
             channel, welcome = await joining.run(heartbeat_s, lost_after_s)
         finally:
-            ticker.cancel()
+            for task in beside:
+                task.cancel()
         client = cls(
             parse_roster(welcome["nodes"]),
             job_id=welcome["job_id"],

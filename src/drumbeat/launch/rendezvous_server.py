@@ -254,7 +254,7 @@ class Server:
         if not lost_because:
             self._left.add(rank)
         elif not again:
-            _log.warning("%s was lost: %s", node, lost_because)
+            _log.info("%s was lost: %s", node, lost_because)
         self._broadcast({"type": "event", "event": event})
         for name in tuple(self._fences):
             self._check_fence(name)
@@ -266,6 +266,9 @@ class Server:
         elif kind == "tell":
             event = {**message["event"], "from": node.node_rank}
             self._broadcast({"type": "event", "event": event}, but=node.node_rank)
+        elif kind == "call off" and not self._started:
+            reason = f"{node} was stopped by its user"
+            self._broadcast({"type": "closing", "reason": reason, "again": False})
         elif kind != "beat":
             _log.warning("%s sent an unknown message %r", node, kind)
 
