@@ -228,7 +228,10 @@ class Attempts:
         settings, client = self._settings, self.meeting.client
         steps = self._memory.steps()
         mine = dataclasses.replace(
-            self._standing, snapshot=steps[0] if steps else -1, fired=self._fired
+            self._standing,
+            job_id=self._standing.job_id or settings.job_id,
+            snapshot=steps[0] if steps else -1,
+            fired=self._fired,
         )
         values = agreement.to_values(mine, settings.node_rank, settings.nodes)
         self._fences += 1

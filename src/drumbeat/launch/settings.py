@@ -126,6 +126,8 @@ class RunSettings:
         lone_task: This process is a ps or an evaluator of the platform's
             cluster: the script runs once, outside the synchronous training.
         notes: For the log.
+        job_id: Of a job that goes on from its backups, 16 hexadecimal digits; "" for a new
+            one.
     """
 
     command: str
@@ -157,6 +159,7 @@ class RunSettings:
     platform: ClusterSpec | None = None
     lone_task: Task | None = None
     notes: tuple[str, ...] = ()
+    job_id: str = ""
 
 
 def plan_run(

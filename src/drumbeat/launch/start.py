@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import os
+import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -16,8 +18,9 @@ from drumbeat.launch import environment, files
 from drumbeat.launch.agent import Agent, Outcome
 from drumbeat.launch.attempt import Machine
 from drumbeat.launch.console import Console
-from drumbeat.launch.settings import RunArguments, plan_run
+from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
 from drumbeat.launch.signals import exit_quietly
+from drumbeat.state.backups import Backups
 from drumbeat.state.folders import open_folder
 
 STDOUT_FD = 1
@@ -78,7 +81,7 @@ def supervise(
     now = datetime.now()
     settings = plan_run(arguments, environ, cpus=len(cpus), now=now)
     if settings.backup_dir is not None and settings.node_rank == 0:
-        open_folder(settings.backup_dir).check()
+        settings = _with_seed_of_backup(settings, settings.backup_dir)
     run_dir = files.make_run_dir(settings)
     machine = Machine(
         cpus=cpus,
@@ -111,6 +114,28 @@ def supervise(
             console.note(outcome.summary)
         console.close()
     return outcome
+
+
+def _with_seed_of_backup(settings: RunSettings, backup_dir: str) -> RunSettings:
+    """A job that goes on from a backup is seeded as before: its data comes in the same order.
+
+    Raises:
+        ConfigError: The folder can't be used.
+        StateError: It can't be read.
+    """
+    folder = open_folder(backup_dir)
+    folder.check()
+    about = Backups(folder).newest_about()
+    if about is None or about.seed is None or about.seed == settings.seed:
+        return settings
+    if settings.seed is not None:
+        note = (
+            f"--seed is {settings.seed}, that of the backups in {folder.name} is {about.seed}: "
+            "what is shuffled or drawn without a seed of the script's own may differ from before."
+        )
+        return dataclasses.replace(settings, notes=(*settings.notes, note))
+    # Its last 8 digits are what workers are seeded with.
+    return dataclasses.replace(settings, job_id=secrets.token_hex(4) + f"{about.seed:08x}")
 
 
 def allowed_cpus() -> tuple[int, ...]:

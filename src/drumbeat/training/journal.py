@@ -45,6 +45,7 @@ class Journal:
         active: The one that goes on; what begins within it is a part of it.
         injector: The failures that are to be rehearsed in this worker, if any.
         keepers: Of backups; those of the chief count.
+        origin: The folder of the backup that the job goes on from; "" for none.
         epoch_ends_matter: Whether a backup is to be made at the end of each epoch.
     """
 
@@ -234,6 +235,7 @@ class Journal:
                 keeper.unread = False
         found = communicator.broadcast_numpy(np.array([found], np.int64), name="backup found")
         if found[0]:
+            self.origin = self.origin or ", ".join(keeper.place for keeper in self.keepers)
             if self.is_writer and self.identity.rank != 0:
                 for step in self.memory.steps():
                     self.memory.discard(step)

@@ -82,9 +82,9 @@ class Phase:
             holdings = self.holdings()
         try:
             snapshots.put_back(state, holdings, self.communicator.rank)
+            python = snapshots.python_of(state, self.communicator.rank)
         except StateError as error:
             raise StateError(f"{error}{self._came_from}") from None
-        python = snapshots.python_of(state, self.communicator.rank)
         randomness.put_back(python["random"])
         return python
 
