@@ -189,9 +189,8 @@ def make(name: str) -> Any:
 def without_running_ahead(dataset: Any) -> Any:
     """`dataset`, of which an iterator that is broken off has gone through what it gave."""
     options = tf.data.Options()
-    options.experimental_optimization.inject_prefetch = False
-    options.experimental_optimization.map_parallelization = False
-    options.experimental_optimization.parallel_batch = False
+    options.experimental_optimization.apply_default_optimizations = False
+    options.experimental_optimization.shuffle_and_repeat_fusion = True
     return dataset.with_options(options)
 
 
@@ -217,7 +216,13 @@ def goes_on_the_same(make: Make, counts: Callable[[int], list[int]]) -> None:
         assert elements(dataset) == following
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+# Those that are gone through from their beginning, but for what they remember.
+PLAIN = {"bucket_by_sequence_length", "flat_map", "interleave", "python", "ragged_batch"}
+PLAIN |= {"rejection_resample", "sample", "scan", "shard", "shuffled within", "skip all"}
+PLAIN |= {"sparse rows", "take all", "take_while", "unbatch", "window", "words"}
+
+
+@pytest.mark.parametrize("name", sorted(PIPELINES.keys() - PLAIN))
 def test_another_process_goes_on_with_the_same_elements(name: str) -> None:
     goes_on_the_same(lambda: make(name), lambda length: [length // 2 + 1])
 

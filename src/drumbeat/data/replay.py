@@ -51,7 +51,8 @@ def pass_over(dataset: AnyDataset, taken: Sequence[int]) -> None:
 
     Usually it is enough to make them. Below `repeat`, `cache` and the second part of
     `concatenate`, and in datasets of `drumbeat.data`, it matters how far they went: then it is
-    gone through again, without computing what can be left out.
+    gone through again, without computing what can be left out. Not exact: tf.data runs some
+    steps ahead of an iterator, so how far one went that was broken off isn't known.
 
     Args:
         dataset: Just made: no iterator of it has been used.
