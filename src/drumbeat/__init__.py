@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from drumbeat import data, state
 from drumbeat.state import loops
-from drumbeat.state.memory import FDS_VARIABLE
+from drumbeat.state.anonymous import FDS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -36,10 +36,9 @@ def offer(env: Mapping[str, str]) -> None:
     fd = env.get(FD_VARIABLE, "")
     if not (SIGNAL and fd):
         return
-    # Opened anew, the page has a position of its own: what is written is appended.
-    with contextlib.suppress(OSError):
-        file = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        faulthandler.register(SIGNAL, file=file, all_threads=True)
+    # Everybody else uses the page as memory: its position is for what comes behind it.
+    os.lseek(int(fd), 0, os.SEEK_END)
+    faulthandler.register(SIGNAL, file=int(fd), all_threads=True)
 
 
 async def ask(pid: int, page_fd: int) -> str:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 from collections.abc import Mapping
 
 from drumbeat.errors import StateError
 from drumbeat.state import format as form
+from drumbeat.state.anonymous import FDS_VARIABLE, anonymous
 from drumbeat.state.format import ALIGN_BYTES, HEADER_BYTES, Header, State
 
-FDS_VARIABLE = "DRUMBEAT_MEMORY_FDS"
 _DROPPED = b"dropped"
 _DROPPED_AT = HEADER_BYTES - len(_DROPPED)
 
@@ -208,14 +207,6 @@ class SnapshotMemory:
             # The old one lives on as long as an array looks into it.
             mapped = self._maps[fd] = mmap.mmap(fd, size_bytes)
         return mapped
-
-
-def anonymous(name: str) -> int:
-    """Descriptor of a new file that has no name on any disk; `name` is for /proc."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(f"drumbeat-{name}")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def _header(fd: int, at: int = 0) -> Header | None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from drumbeat.state.memory import anonymous
+from drumbeat.state.anonymous import anonymous
 
 FD_VARIABLE = "DRUMBEAT_PROGRESS_FD"
 _SIZE_BYTES = 4096
