@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 import time
 
 import pytest
@@ -133,3 +134,33 @@ def test_a_replacement_comes_before_the_loss_is_noticed(pair):
         result = job.end()
         assert result.code == 0, result.out
         assert started(result.out)[-1][0] == "2"
+
+
+@pytest.mark.slow
+@pytest.mark.netns
+def test_nodes_between_which_the_cable_is_cut_go_on_when_it_is_mended(jobs, namespaces):
+    script = jobs.script(WAIT)
+    started_jobs = []
+    for rank, (name, _) in enumerate(namespaces):
+        nodes = ("-n", "1", "--nodes", "2", "--node-rank", str(rank))
+        meeting = ("--rendezvous", f"{namespaces[0][1]}:2222", "--start-timeout", "30")
+        started_jobs.append(
+            jobs.start(
+                script,
+                options=(*nodes, *meeting),
+                env=jobs.token,
+                run_dir=f"node{rank}",
+                prefix=("ip", "netns", "exec", name),
+            )
+        )
+    for rank, job in enumerate(started_jobs):
+        job.wait_for_output(f"worker-{rank}", "up 1")
+    cable = ["ip", "-n", namespaces[1][0], "link", "set", "v0"]
+    subprocess.run([*cable, "down"], check=True, timeout=10)
+    time.sleep(14)
+    subprocess.run([*cable, "up"], check=True, timeout=10)
+    (jobs.folder / "go2").touch()
+    for job in started_jobs:
+        result = job.end(60)
+        assert result.code == 0, result.out
+        assert [start[0] for start in started(result.out)] == ["1", "2"]
