@@ -64,6 +64,18 @@ def test_a_platforms_ps_runs_the_script_once_and_needs_no_token(arguments):
         plan(arguments, tf_config("ps", 0), workers=2)
 
 
+def test_only_workers_that_share_their_state_are_started_again(arguments):
+    assert plan(arguments).max_restarts == 10
+    assert plan(arguments, max_restarts=0).max_restarts == 0
+    for env, more in (({}, {"ps": 1}), (tf_config("ps", 0), {}), (tf_config("chief", 0), {})):
+        settings = plan(arguments, {**env, **TOKEN}, **more)
+        assert settings.max_restarts == 0
+        assert "has no effect" not in " ".join(settings.notes)
+        asked = plan(arguments, {**env, **TOKEN}, **more, max_restarts=3)
+        assert asked.max_restarts == 0
+        assert "--max-restarts 3 has no effect" in " ".join(asked.notes)
+
+
 def test_arguments_win_over_tf_config_and_the_log_says_so(arguments):
     env = {**tf_config("worker", 0), **TOKEN}
     settings = plan(arguments, env, nodes=2, node_rank=0, rendezvous="localhost:9000")
@@ -99,6 +111,8 @@ def test_arguments_win_over_tf_config_and_the_log_says_so(arguments):
         ({"workers": 2, "shares": "2,1", "exact": 8}, "leave out --shares"),
         ({"seed": -1}, "--seed is -1"),
         ({"start_timeout_s": 0.0}, "--start-timeout is 0.0"),
+        ({"rejoin_timeout_s": -1.0}, "--rejoin-timeout is -1.0"),
+        ({"max_restarts": -1}, "--max-restarts is -1"),
         ({"collective_timeout_s": float("nan")}, "--collective-timeout is nan"),
         ({"inject": ("kill:rank=1,step=3",)}, "--inject kill.* no rank 1 in a job of 1 worker"),
         ({"ps": 1, "inject": ("kill:rank=0,step=3",)}, "--inject strikes .* Leave it out"),
