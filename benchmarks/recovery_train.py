@@ -114,7 +114,9 @@ def main() -> None:
         callbacks = [Steps(options.out, -(-len(x) // BATCH), kill_step)]
     if options.backup:
         callbacks.append(keras.callbacks.BackupAndRestore(str(options.backup)))
-    history = model.fit(data.prefetch(2), epochs=options.epochs, verbose=0, callbacks=callbacks)
+    history = model.fit(
+        data.prefetch(2), epochs=options.epochs, shuffle=False, verbose=0, callbacks=callbacks
+    )
     total = hashlib.sha256()
     for weight in model.get_weights():
         total.update(np.ascontiguousarray(weight).tobytes())
