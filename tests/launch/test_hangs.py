@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import pytest
@@ -84,3 +85,70 @@ def test_a_worker_that_has_ended_is_found_by_the_node_where_others_wait(jobs):
         assert result.report.startswith("worker 1 on ")
         assert "has ended, but worker 0 waits for it." in result.report
         assert result.seconds < 10
+
+
+SAYS = """
+    import json
+    import keras, numpy as np, tensorflow as tf
+    from drumbeat.launch.hangs import place_of
+    from drumbeat.training import journal
+
+    page, said = journal.own().page, {}
+
+    def note(where):
+        progress = page.read()
+        said.setdefault(where, set()).add(f"{progress.activity.name}, {place_of(progress).name}")
+
+    class Notes(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            note(f"step {min(batch, 1)}")
+            if batch == 3:
+                self.model.save("model.keras")
+                note("after saving")
+
+        def on_epoch_end(self, epoch, logs=None):
+            note("end of epoch")
+
+        def on_test_batch_end(self, batch, logs=None):
+            note("evaluate")
+
+        def on_predict_batch_end(self, batch, logs=None):
+            note("predict")
+
+    class Noting(keras.layers.Dense):
+        def get_config(self):
+            note("save")
+            return super().get_config()
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Sequential([keras.layers.Input((4,)), Noting(1)])
+        model.compile("sgd", "mse")
+    rows = np.ones([64, 4], "float32"), np.ones([64], "float32")
+    known = tf.data.Dataset.from_tensor_slices(rows).batch(8)
+    for data in (known, known.filter(lambda x, y: True)):
+        note("script")
+        model.fit(data, epochs=2, validation_data=known, verbose=0, callbacks=[Notes()])
+        model.evaluate(known, verbose=0, callbacks=[Notes()])
+        model.predict(rows[0], verbose=0, callbacks=[Notes()])
+    print(json.dumps({where: sorted(what) for where, what in said.items()}))
+"""
+
+
+@pytest.mark.tensorflow
+def test_what_fit_says_it_is_doing(jobs):
+    options = ("-n", "1", "--max-restarts", "0")
+    threads = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+    preload = "drumbeat.training.unmodified"
+    result = jobs.run(SAYS, options=options, env=threads, preload=preload, timeout_s=100)
+    assert result.code == 0, result.out
+    (said,) = [line for line in result.out.splitlines() if line.startswith("[worker 0] {")]
+    assert json.loads(said.removeprefix("[worker 0] ")) == {
+        "script": ["SCRIPT, SCRIPT", "STARTING, SCRIPT"],
+        "step 0": ["TRAINING, PHASE"],
+        "step 1": ["TRAINING, STEPS"],
+        "save": ["SAVING, PHASE"],
+        "after saving": ["TRAINING, STEPS"],
+        "evaluate": ["EVALUATING, PHASE"],
+        "end of epoch": ["BETWEEN_EPOCHS, PHASE"],
+        "predict": ["PREDICTING, PHASE"],
+    }

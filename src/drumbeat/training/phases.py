@@ -115,8 +115,9 @@ class Phase:
 
     def steps_are_over(self) -> None:
         """The steps of an epoch are made; what comes next may take longer."""
-        if self.journal.active is self:
-            self.journal.doing(Activity.BETWEEN_EPOCHS)
+        page = self.journal.page
+        if page is not None and page.activity is Activity.TRAINING:
+            page.update(Activity.BETWEEN_EPOCHS)
 
     def step_finished(self, steps: int = 1) -> None:
         """A step of all workers is finished, or several that were made at once.

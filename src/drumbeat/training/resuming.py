@@ -308,17 +308,9 @@ class FitPhase(Phase):
             if not positions.runs_python(source._distributed_dataset):
                 on_begin = lambda: randomness.put_back(now)  # noqa: E731
             self._steps_made = resumed.steps_made
-        return self._until_over(
-            positions.steps(
-                original, source, skip=self._steps_made, on_begin=on_begin, on_step=self._made_step
-            )
+        return positions.steps(
+            original, source, skip=self._steps_made, on_begin=on_begin, on_step=self._made_step
         )
-
-    def _until_over(self, steps: Iterator[Any]) -> Iterator[Any]:
-        try:
-            yield from steps
-        finally:
-            self.steps_are_over()
 
     def _recreate(self, watched: Watched, resumed: _Resumed) -> None:
         """Lets the data's code find what it found when the epoch, or the iterator, began."""
@@ -434,6 +426,9 @@ def _symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
 def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
         phase = _active_for(self)
+        if phase is not None:
+            # Before any callback's on_epoch_end; Keras's generator may be left unfinished.
+            phase.steps_are_over()
         kept = None if phase is None else phase.kept_logs()
         # The epoch went on behind its last step.
         return original(self, logs if kept is None else kept)
