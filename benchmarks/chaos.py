@@ -18,6 +18,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import statistics
 import sys
 from collections.abc import Iterable, Sequence
@@ -25,9 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import chaos_check as check
-import chaos_jobs
-from chaos_check import Cost, Made
-from chaos_jobs import ROOT, Ended, Job
+from chaos_check import ANY_TIME, Cost, Made
+from chaos_jobs import ROOT, Ended, Job, Platform
 from compare import Others
 
 from drumbeat.cluster.faults import FaultKind
@@ -37,10 +37,11 @@ TRAINED, STEPS_PER_EPOCH = 1400, 22
 SHAPES = ((2,), (1, 1), (3,), (2, 1))
 FAULTS_PER_JOB = 8
 SNAPSHOT_EVERY = 10
-HANG_TIMEOUT_S = 10
+HANG_TIMEOUT_S = 20
 OPTIONS = ("--snapshot-every", str(SNAPSHOT_EVERY), "--hang-timeout", str(HANG_TIMEOUT_S))
-# How often of 25 faults each kind is drawn: most often what happens most often.
+# How often of 30 faults each kind is drawn: most often what happens most often.
 WEIGHTS = {
+    ANY_TIME: 5,
     FaultKind.KILL: 6,
     FaultKind.CORRUPT_SNAPSHOT: 3,
     FaultKind.CRASH: 2,
@@ -58,6 +59,8 @@ NUMBERS = {
     FaultKind.SLOW: ",seconds=0.05,steps=10",
     FaultKind.EXIT: ",code=7",
 }
+# From one kill at any time to the next: some come before the first step after a restart.
+GAP_S = (0.2, 8.0)
 # Shorter than what makes a node lost, and longer.
 PARTITIONS_S = (2, 12)
 MEDIAN_TARGET_S, WORST_TARGET_S = 3.0, 8.0
@@ -68,6 +71,7 @@ class Totals:
     """What all jobs have shown."""
 
     jobs: int = 0
+    not_struck: int = 0
     problems: list[str] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
 
@@ -85,24 +89,32 @@ def plan(
     """
     rng = random.Random(seed)
     bag = [kind for kind, weight in WEIGHTS.items() for _ in range(weight)]
-    kinds: list[FaultKind] = []
+    kinds: list[FaultKind | str] = []
     while len(kinds) < faults:
         kinds += rng.sample(bag, len(bag))
     kinds = kinds[:faults]
     if all(len(shape) == 1 for shape in shapes):
-        kinds = [FaultKind.KILL if kind.is_of_node else kind for kind in kinds]
+        kinds = [FaultKind.KILL if _is_of_node(kind) else kind for kind in kinds]
     jobs = max(-(-faults // FAULTS_PER_JOB), min(len(shapes), faults))
-    drawn: list[list[FaultKind]] = [[] for _ in range(jobs)]
+    drawn: list[list[FaultKind | str]] = [[] for _ in range(jobs)]
     of = [shapes[number % len(shapes)] for number in range(jobs)]
-    for kind in sorted(kinds, key=lambda kind: not kind.is_of_node):
-        fitting = [n for n in range(jobs) if len(of[n]) > 1 or not kind.is_of_node]
+    for kind in sorted(kinds, key=lambda kind: not _is_of_node(kind)):
+        fitting = [n for n in range(jobs) if len(of[n]) > 1 or not _is_of_node(kind)]
         drawn[min(fitting, key=lambda n: (len(drawn[n]), n))].append(kind)
     return [_job(rng, shape, mine, epochs) for shape, mine in zip(of, drawn, strict=True)]
 
 
+def _is_of_node(kind: FaultKind | str) -> bool:
+    return isinstance(kind, FaultKind) and kind.is_of_node
+
+
 def _job(
-    rng: random.Random, shape: tuple[int, ...], kinds: Sequence[FaultKind], epochs: Sequence[int]
+    rng: random.Random,
+    shape: tuple[int, ...],
+    drawn: Sequence[FaultKind | str],
+    epochs: Sequence[int],
 ) -> Job:
+    kinds = [kind for kind in drawn if isinstance(kind, FaultKind)]
     # The last step is left out: nothing would come after it that could be measured.
     steps = rng.sample(range(2, sum(epochs) * STEPS_PER_EPOCH), len(kinds))
     faults = []
@@ -113,8 +125,13 @@ def _job(
             numbers = f",seconds={rng.choice(PARTITIONS_S)}"
         where = "node" if kind.is_of_node else "rank"
         faults.append(f"{kind.value}:{where}={place},step={step}{numbers}")
-    arguments = ("--epochs", *map(str, epochs))
-    return Job(nodes=shape, faults=tuple(faults), options=OPTIONS, arguments=arguments)
+    return Job(
+        nodes=shape,
+        faults=tuple(faults),
+        kills=tuple((rng.uniform(*GAP_S), rng.random()) for _ in range(len(drawn) - len(kinds))),
+        options=OPTIONS,
+        arguments=("--epochs", *map(str, epochs)),
+    )
 
 
 class Chaos:
@@ -129,9 +146,9 @@ class Chaos:
     def reference(self, job: Job) -> tuple[Ended, list[list[Made]]]:
         """The undisturbed job of the same shape, and its ledgers."""
         if job.nodes not in self._references:
-            quiet = dataclasses.replace(job, faults=())
+            quiet = dataclasses.replace(job, faults=(), kills=())
             name = "undisturbed-" + "-".join(map(str, job.nodes))
-            ended = chaos_jobs.run(quiet, self._folder / name)
+            ended = Platform(quiet, self._folder / name).run()
             made = self._ledgers(ended, quiet)
             wrong = [ended.problem] if ended.problem else []
             wrong += check.not_once(made, STEPS_PER_EPOCH, TRAINED)
@@ -144,20 +161,24 @@ class Chaos:
     def disturb(self, number: int, job: Job) -> None:
         """Runs a job with its faults, and adds up what it shows."""
         reference, wanted = self.reference(job)
-        say(f"job {number}, {job.shape}: {' '.join(job.faults)}")
-        ended = chaos_jobs.run(job, self._folder / f"job-{number}")
+        kills = f"{len(job.kills)} kills at any time" if job.kills else ""
+        say(f"job {number}, {job.shape}: {' '.join(job.faults)} {kills}")
+        ended = Platform(job, self._folder / f"job-{number}").run()
         made = self._ledgers(ended, job)
         wrong = check.differences(ended, reference, made, wanted)
         wrong += check.not_once(made, STEPS_PER_EPOCH, TRAINED)
         costs, missed = check.costs(job, ended, made)
         wrong += missed
         self.totals.jobs += 1
+        # A job may end before all kills that come at any time.
+        self.totals.not_struck += len(job.kills) - len(ended.kills)
         self.totals.costs += costs
         self.totals.problems += [f"job {number}: {text}" for text in wrong]
         verdict = "; ".join(wrong) if wrong else "as the undisturbed one"
         say(f"  {ended.seconds:.1f} s, {verdict}")
         for cost in costs:
-            say(f"    {cost.kind.value}: {cost.recovery_s:.2f} s, {cost.repeated} steps repeated")
+            took = "after the last step" if cost.recovery_s is None else f"{cost.recovery_s:.2f} s"
+            say(f"    {cost.kind}: {took}, {cost.repeated} steps repeated")
 
     def _ledgers(self, ended: Ended, job: Job) -> list[list[Made]]:
         ranks = range(sum(job.nodes))
@@ -173,10 +194,10 @@ def table(costs: Sequence[Cost]) -> str:
     rows = ["| fault | survived | recovery, s: median | worst | steps repeated: median | worst |"]
     rows.append("|---|---|---|---|---|---|")
     for kind, mine in check.by_kind(costs).items():
-        seconds = [cost.recovery_s for cost in mine]
+        seconds = [cost.recovery_s for cost in mine if cost.recovery_s is not None] or [0.0]
         steps = [cost.repeated for cost in mine]
         rows.append(
-            f"| {kind.value} | {len(mine)} | {statistics.median(seconds):.1f} | {max(seconds):.1f} "
+            f"| {kind} | {len(mine)} | {statistics.median(seconds):.1f} | {max(seconds):.1f} "
             f"| {statistics.median(steps):g} | {max(steps)} |"
         )
     return "\n".join(rows)
@@ -186,9 +207,9 @@ def verdict(totals: Totals, seed: int, faults: int) -> str:
     """The last line."""
     costs = [cost for cost in totals.costs if cost.kind not in check.GOES_ON]
     measured = "nothing was measured"
-    if costs:
-        seconds = [cost.recovery_s for cost in costs]
-        plain = [c.repeated for c in costs if c.kind is not FaultKind.CORRUPT_SNAPSHOT]
+    seconds = [cost.recovery_s for cost in costs if cost.recovery_s is not None]
+    if seconds:
+        plain = [c.repeated for c in costs if c.kind != FaultKind.CORRUPT_SNAPSHOT.value]
         measured = (
             f"recovery median {statistics.median(seconds):.1f} s (target {MEDIAN_TARGET_S:g}), "
             f"worst {max(seconds):.1f} s (target {WORST_TARGET_S:g}), at most "
@@ -199,7 +220,8 @@ def verdict(totals: Totals, seed: int, faults: int) -> str:
         if totals.problems
         else "every job ended with the bytes of the undisturbed one, each example once an epoch"
     )
-    survived = f"{len(totals.costs)} of {faults} faults survived in {totals.jobs} jobs, seed {seed}"
+    struck = faults - totals.not_struck
+    survived = f"{len(totals.costs)} of {struck} faults survived in {totals.jobs} jobs, seed {seed}"
     return f"{survived}: {measured}; {how}."
 
 
@@ -215,6 +237,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, nargs=2, default=[6, 4], help="of the two fits")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "chaos")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     say(f"seed {seed}: the same with --faults {options.faults} --seed {seed}")
     shutil.rmtree(options.out, ignore_errors=True)
@@ -227,7 +250,7 @@ def main() -> None:
     print(table(totals.costs))
     print(f"\nOther processes used {others.cores():.1f} of {len(os.sched_getaffinity(0))} cores.")
     print(verdict(totals, seed, options.faults))
-    figures = [[cost.kind.value, cost.recovery_s, cost.repeated] for cost in totals.costs]
+    figures = [[cost.kind, cost.recovery_s, cost.repeated] for cost in totals.costs]
     report = {"seed": seed, "problems": totals.problems}
     (options.out / "chaos.json").write_text(json.dumps({**report, "costs": figures}, indent=1))
     sys.exit(bool(totals.problems))

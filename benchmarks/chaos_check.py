@@ -17,8 +17,10 @@ from drumbeat.cluster.faults import Fault, FaultKind, parse
 HANG_WORDS = ("no progress",)
 # The agent says that it strikes a little before it does.
 WORD_TO_STRIKE_S = 0.1
-# A worker that has been struck is stopped after its step; nothing of the kind lasts so long.
-GOES_ON = (FaultKind.DELAY, FaultKind.SLOW)
+SAME_S = 1e-4
+# Kinds that end no attempt.
+GOES_ON = (FaultKind.DELAY.value, FaultKind.SLOW.value)
+ANY_TIME = "kill at any time"
 
 
 @dataclass(frozen=True)
@@ -36,14 +38,14 @@ class Cost:
     """What one fault has cost.
 
     Attributes:
-        kind: Of the fault.
+        kind: Of the fault, or `ANY_TIME`.
         recovery_s: From the failure, or from its detection where a worker hangs, to the
-            next step that the job finished.
+            next step that the job finished; None if there was none left to make.
         repeated: Steps that were made again.
     """
 
-    kind: FaultKind
-    recovery_s: float
+    kind: str
+    recovery_s: float | None
     repeated: int
 
 
@@ -113,13 +115,22 @@ def costs(job: Job, ended: Ended, ledgers: Sequence[list[Made]]) -> tuple[list[C
     found, missed = [], []
     for fault in map(parse, job.faults):
         struck_s = _struck(job, fault, ended, ledgers)
-        cost = None if struck_s is None else _cost(fault, struck_s, ended, ledgers)
         if struck_s is None:
             missed.append(f"{fault} did not strike")
-        elif cost is None:
-            missed.append(f"{fault} was not survived")
+            continue
+        later = _after(fault, struck_s, ledgers)
+        if later:
+            began_s = _noticed(struck_s, ended) if fault.kind is FaultKind.STOP else struck_s
+            found.append(_cost(fault.kind.value, began_s, later[0], ledgers))
         else:
-            found.append(cost)
+            missed.append(f"{fault} was not survived")
+    for killed_s in ended.kills:
+        later = _later(killed_s, ledgers, restarted=True)
+        found.append(
+            _cost(ANY_TIME, killed_s, later[0], ledgers)
+            if later
+            else Cost(kind=ANY_TIME, recovery_s=None, repeated=0)
+        )
     return found, missed
 
 
@@ -135,40 +146,46 @@ def _struck(job: Job, fault: Fault, ended: Ended, ledgers: Sequence[list[Made]])
     return next((one.time_s for one in ledgers[fault.place] if one.step == fault.step), None)
 
 
-def _cost(
-    fault: Fault, struck_s: float, ended: Ended, ledgers: Sequence[list[Made]]
-) -> Cost | None:
-    chief = ledgers[0]
-    before = [one for made in ledgers for one in made if one.time_s <= struck_s + 1e-4]
-    pids = {one.pid for one in before}
-    later = [one for one in chief if one.time_s > struck_s + 1e-4]
-    if fault.kind not in GOES_ON:
-        # Steps that the chief was about to finish when another worker was struck.
-        restarted = [one for one in later if one.pid not in pids]
-        if fault.kind is not FaultKind.PARTITION or restarted:
-            later = restarted
-    if not later:
-        return None
-    first = later[0]
-    reached = max(one.step for made in ledgers for one in made if one.time_s < first.time_s)
-    began_s = struck_s
-    if fault.kind is FaultKind.STOP:
-        seen = (
-            at
-            for lines in ended.lines
-            for at, line in lines
-            if at > struck_s and any(word in line for word in HANG_WORDS)
-        )
-        began_s = min(seen, default=struck_s)
+def _after(fault: Fault, struck_s: float, ledgers: Sequence[list[Made]]) -> list[Made]:
+    if fault.kind is FaultKind.PARTITION:
+        # The last steps before the silence are not what comes after it.
+        silent_s = WORD_TO_STRIKE_S + fault.seconds / 2
+        return _later(struck_s + silent_s, ledgers, restarted=False)
+    return _later(struck_s, ledgers, restarted=fault.kind.value not in GOES_ON)
+
+
+def _later(struck_s: float, ledgers: Sequence[list[Made]], *, restarted: bool) -> list[Made]:
+    """The chief's steps after a failure; `restarted` leaves out those of the same attempt."""
+    pids = {one.pid for made in ledgers for one in made if one.time_s <= struck_s + SAME_S}
+    return [
+        one
+        for one in ledgers[0]
+        if one.time_s > struck_s + SAME_S and not (restarted and one.pid in pids)
+    ]
+
+
+def _noticed(struck_s: float, ended: Ended) -> float:
+    """When a hang was found."""
+    seen = (
+        at
+        for lines in ended.lines
+        for at, line in lines
+        if at > struck_s and any(word in line for word in HANG_WORDS)
+    )
+    return min(seen, default=struck_s)
+
+
+def _cost(kind: str, began_s: float, first: Made, ledgers: Sequence[list[Made]]) -> Cost:
+    before = (one.step for made in ledgers for one in made if one.time_s < first.time_s)
+    reached = max(before, default=0)
     return Cost(
-        kind=fault.kind,
+        kind=kind,
         recovery_s=first.time_s - began_s,
         repeated=max(0, reached - first.step + 1),
     )
 
 
-def by_kind(found: Sequence[Cost]) -> Mapping[FaultKind, list[Cost]]:
-    """The costs of each kind of fault, in the order of `FaultKind`."""
-    return {
-        kind: mine for kind in FaultKind if (mine := [cost for cost in found if cost.kind is kind])
-    }
+def by_kind(found: Sequence[Cost]) -> Mapping[str, list[Cost]]:
+    """The costs of each kind of fault."""
+    kinds = [kind.value for kind in FaultKind] + [ANY_TIME]
+    return {kind: mine for kind in kinds if (mine := [cost for cost in found if cost.kind == kind])}

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = ROOT / "benchmarks" / "chaos_train.py"
 DRUMBEAT = Path(sys.executable).with_name("drumbeat")
@@ -32,12 +34,15 @@ class Job:
     Attributes:
         nodes: Workers on each node.
         faults: As `--inject` takes them.
+        kills: Kills at any time: seconds after the one before (the first: after the job's
+            start), and a number from 0 to 1 that says which process.
         options: More options of `drumbeat run`.
         arguments: Of the script.
     """
 
     nodes: tuple[int, ...]
     faults: tuple[str, ...] = ()
+    kills: tuple[tuple[float, float], ...] = ()
     options: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
 
@@ -57,12 +62,14 @@ class Ended:
         folder: Where its ledgers and results are.
         problem: Why it did not end well; "" if it did.
         lines: What each node's agents printed, with the time of arrival (`time.monotonic`).
+        kills: When something was killed that no fault addresses.
         seconds: How long it took.
     """
 
     folder: Path
     problem: str = ""
     lines: list[list[tuple[float, str]]] = field(default_factory=list)
+    kills: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     def arrival(self, node: int, *texts: str) -> float | None:
@@ -95,6 +102,18 @@ class Agent:
         for line in self.process.stdout:
             self._lines.append((time.monotonic(), line.rstrip()))
 
+    def family(self) -> list[int]:
+        """The processes of its workers, and the one that forks them."""
+        try:
+            parents = [
+                child
+                for child in psutil.Process(self.process.pid).children()
+                if "drumbeat.launch.parent" in " ".join(child.cmdline())
+            ]
+            return [one.pid for parent in parents for one in (parent, *parent.children())]
+        except psutil.Error:
+            return []
+
     def close(self) -> None:
         """Ends it, if it still runs, and what it has started with it."""
         for number, patience_s in ((signal.SIGTERM, 5), (signal.SIGKILL, 10)):
@@ -107,70 +126,86 @@ class Agent:
         self._reader.join(5)
 
 
-def run(job: Job, folder: Path) -> Ended:
-    """Runs a job to its end, in a folder that doesn't exist yet."""
-    folder.mkdir(parents=True)
-    ended = Ended(folder=folder, lines=[[] for _ in job.nodes])
-    commands = _commands(job, folder)
-    env = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    env["DRUMBEAT_TOKEN"] = secrets.token_hex(16)
-    began_s = time.monotonic()
-    agents = [
-        Agent(command, env, lines) for command, lines in zip(commands, ended.lines, strict=True)
-    ]
-    deaths = [
-        sum(f"agent-kill:node={node}," in f for f in job.faults) for node in range(len(agents))
-    ]
-    try:
-        ended.problem = _supervise(job, agents, deaths, commands, env, ended.lines)
-    finally:
-        for agent in agents:
-            agent.close()
-    ended.seconds = time.monotonic() - began_s
-    (folder / "output.txt").write_text(
-        "".join(
-            f"{at - began_s:9.3f} node {node}: {line}\n"
-            for node, lines in enumerate(ended.lines)
-            for at, line in lines
-        )
-    )
-    return ended
+class Platform:
+    """Starts a job's agents, and again those that faults have killed.
 
-
-def _supervise(
-    job: Job,
-    agents: list[Agent],
-    deaths: list[int],
-    commands: list[list[str]],
-    env: dict[str, str],
-    lines: list[list[tuple[float, str]]],
-) -> str:
-    """Waits for the end, and starts again the agents that faults have killed.
-
-    Returns:
-        What went wrong, or "".
+    Args:
+        job: What to run.
+        folder: For all that it writes; doesn't exist yet.
     """
-    deadline = time.monotonic() + JOB_S + FAULT_S * len(job.faults)
-    while time.monotonic() < deadline:
-        codes = [agent.process.poll() for agent in agents]
-        for node, code in enumerate(codes):
-            if code == -signal.SIGKILL and deaths[node]:
-                deaths[node] -= 1
-                agents[node].close()
-                agents[node] = Agent(commands[node], env, lines[node])
-            elif code:
-                _wait(agents, END_S)
-                return f"node {node} ended with exit code {code}"
-        if all(code == 0 for code in codes):
-            return ""
-        time.sleep(0.02)
-    return f"not at its end after {JOB_S + FAULT_S * len(job.faults)} s"
 
+    def __init__(self, job: Job, folder: Path) -> None:
+        self._job = job
+        self._folder = folder
+        self._commands = _commands(job, folder)
+        self._env = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+        self._env["DRUMBEAT_TOKEN"] = secrets.token_hex(16)
+        self._agents: list[Agent] = []
+        nodes = range(len(job.nodes))
+        self._deaths = [sum(f"agent-kill:node={n}," in f for f in job.faults) for n in nodes]
+        self._kills = list(job.kills)
+        self._last_kill_s = 0.0
+        self._ended = Ended(folder=folder, lines=[[] for _ in nodes])
 
-def _wait(agents: list[Agent], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and any(agent.process.poll() is None for agent in agents):
-        time.sleep(0.1)
+    def run(self) -> Ended:
+        """Runs the job to its end."""
+        self._folder.mkdir(parents=True)
+        began_s = self._last_kill_s = time.monotonic()
+        try:
+            for command, lines in zip(self._commands, self._ended.lines, strict=True):
+                self._agents.append(Agent(command, self._env, lines))
+            self._ended.problem = self._supervise()
+        finally:
+            for agent in self._agents:
+                agent.close()
+        self._ended.seconds = time.monotonic() - began_s
+        (self._folder / "output.txt").write_text(
+            "".join(
+                f"{at - began_s:9.3f} node {node}: {line}\n"
+                for node, lines in enumerate(self._ended.lines)
+                for at, line in lines
+            )
+        )
+        return self._ended
+
+    def _supervise(self) -> str:
+        """Waits for the end; returns what went wrong, or ""."""
+        limit_s = JOB_S + FAULT_S * (len(self._job.faults) + len(self._job.kills))
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            self._kill_someone()
+            codes = [agent.process.poll() for agent in self._agents]
+            for node, code in enumerate(codes):
+                if code == -signal.SIGKILL and self._deaths[node]:
+                    self._deaths[node] -= 1
+                    self._agents[node].close()
+                    lines = self._ended.lines[node]
+                    self._agents[node] = Agent(self._commands[node], self._env, lines)
+                elif code:
+                    self._wait_for_others()
+                    return f"node {node} ended with exit code {code}"
+            if all(code == 0 for code in codes):
+                return ""
+            time.sleep(0.02)
+        return f"not at its end after {limit_s} s"
+
+    def _wait_for_others(self) -> None:
+        deadline = time.monotonic() + END_S
+        while time.monotonic() < deadline and any(a.process.poll() is None for a in self._agents):
+            time.sleep(0.1)
+
+    def _kill_someone(self) -> None:
+        """Kills any worker, or what forks them, when it is time to."""
+        if not self._kills or time.monotonic() - self._last_kill_s < self._kills[0][0]:
+            return
+        found = [pid for agent in self._agents for pid in agent.family()]
+        if not found:
+            return
+        _, draw = self._kills.pop(0)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found[int(draw * len(found))], signal.SIGKILL)
+            self._ended.kills.append(time.monotonic())
+        self._last_kill_s = time.monotonic()
 
 
 def _commands(job: Job, folder: Path) -> list[list[str]]:
