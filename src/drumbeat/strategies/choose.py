@@ -76,11 +76,6 @@ def multi_worker(env: Mapping[str, str] | None = None) -> DataParallelStrategy:
     return _the_one(ClusterSpec.from_env(env), Identity.from_env(env), None, None)
 
 
-def made() -> DataParallelStrategy | None:
-    """The data-parallel strategy of this process, if it has one yet."""
-    return _made.get("strategy")
-
-
 def _the_one(
     cluster: ClusterSpec | None,
     identity: Identity | None,

@@ -19,10 +19,16 @@ class Beat:
         communicator: Of the workers, which all count the same steps.
         page: Where the agent asks for a stop.
         every: See `cadence.decide`.
+        kept: What is known from phases before: `time.monotonic` when a state was kept last, and
+            what a snapshot took; 0.0 for not yet.
     """
 
     def __init__(
-        self, communicator: Communicator, page: ProgressPage | None, every: int | None
+        self,
+        communicator: Communicator,
+        page: ProgressPage | None,
+        every: int | None,
+        kept: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         self._communicator = communicator
         self._page = page
@@ -30,8 +36,8 @@ class Beat:
         self._next_in = 1
         self._since_beat = 0
         self._steps = 0
-        self._snapshot_s = self._beat_s = time.monotonic()
-        self._cost_s = 0.0
+        self._beat_s = time.monotonic()
+        self._snapshot_s, self._cost_s = kept[0] or self._beat_s, kept[1]
         self.backup_is_overdue: Callable[[], bool] = lambda: False
         """Whether this worker wants a snapshot at once, for a backup."""
         self.held = False
@@ -84,6 +90,11 @@ class Beat:
         self._since_beat = 0
         self._beat_s = time.monotonic()
         return decision
+
+    @property
+    def kept(self) -> tuple[float, float]:
+        """For the next phase, see above."""
+        return self._snapshot_s, self._cost_s
 
     def took_snapshot(self, began_s: float) -> None:
         """Args: `time.monotonic` when it was begun."""

@@ -45,6 +45,7 @@ class Journal:
         active: The one that goes on; what begins within it is a part of it.
         injector: The failures that are to be rehearsed in this worker, if any.
         keepers: Of backups; those of the chief count.
+        last_kept: See `Beat.kept`.
         origin: The folder of the backup that the job goes on from; "" for none.
         epoch_ends_matter: Whether a backup is to be made at the end of each epoch.
     """
@@ -61,6 +62,7 @@ class Journal:
         self.injector: Injector | None = None
         self.keepers: list[Keeper] = []
         self.epoch_ends_matter = False
+        self.last_kept = (0.0, 0.0)
         self._backup_steps = 0
         self.origin = ""
         self._notice: Notice | None = None

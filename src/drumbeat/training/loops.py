@@ -28,7 +28,7 @@ def keeper(progress: Resumable) -> LoopPhase | None:
     own = journal.own()
     if own is None or own.active is not None:
         return None
-    strategy = choose.made()
+    strategy = choose.existing()
     if own.identity.world_size > 1 and strategy is None:
         return None
     communicator = LocalCommunicator() if strategy is None else strategy.communicator

@@ -38,7 +38,9 @@ class Phase:
         self.number = number
         every = journal.identity.snapshot_every
         self.is_kept = number >= 0 and (every != 0 or journal.keeps_backups)
-        self._beat = Beat(communicator, journal.page, every if number >= 0 else 0)
+        self._beat = Beat(
+            communicator, journal.page, every if number >= 0 else 0, journal.last_kept
+        )
         self._beat.backup_is_overdue = lambda: journal.backup_is_overdue
         self._recent_s: collections.deque[float] = collections.deque(maxlen=_RECENT_STEPS)
         self._step_began_s = 0.0
@@ -70,10 +72,14 @@ class Phase:
 
     def finish(self) -> None:
         """The phase has come to its end, on all workers."""
-        if self.is_kept:
-            state = self._take(in_epoch=False, last=True)
-            if state is not None:
-                self.journal.finish(state)
+        if not self.is_kept:
+            return
+        began_s = time.monotonic()
+        state = self._take(in_epoch=False, last=True)
+        if state is not None:
+            self.journal.finish(state)
+            self._beat.took_snapshot(began_s)
+            self.journal.last_kept = self._beat.kept
 
     def put_back(self, state: State) -> dict[str, Any]:
         """Brings back variables and random numbers; returns what else `python` had given."""

@@ -287,10 +287,12 @@ class FitPhase(Phase):
         if self._expects_steps:
             self._expects_steps = False
             return self._train_steps(original, source)
-        if source is getattr(self.model, "_eval_epoch_iterator", None) and self._evaluation is None:
+        if source is not getattr(self.model, "_eval_epoch_iterator", None):
+            return _alive(original(source), self.journal)
+        if self._evaluation is None:
             goes_on, self._evaluation_goes_on = self._evaluation_goes_on, None
             self._evaluation = Watched(source, self._validation_x, PythonState([]), goes_on)
-        return _alive(original(source), self.journal)
+        return _alive(original(source), self.journal, self._evaluation.took)
 
     def _train_steps(self, original: Callable[[Any], Iterator[Any]], source: Any) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
@@ -404,13 +406,16 @@ def _enumerate_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
     return enumerate_iterator
 
 
-def _alive(steps: Iterator[Any], own: Journal) -> Iterator[Any]:
-    """Gives a sign of life with each step."""
+def _alive(
+    steps: Iterator[Any], own: Journal, took: Callable[[int], None] = lambda batches: None
+) -> Iterator[Any]:
+    """Gives a sign of life with each step; `took` is told how many batches it has taken."""
     page = own.page
-    for step in steps:
+    for begin, end, iterator in steps:
         if page is not None:
             page.update()
-        yield step
+        yield begin, end, iterator
+        took(end + 1 - begin)
 
 
 def _symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
