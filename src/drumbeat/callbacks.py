@@ -17,6 +17,10 @@ from drumbeat.training.keeping import Every, Keeper
 __all__ = ["BackupAndRestore"]
 logger = logging.getLogger("drumbeat")
 
+# Not only when a callback is made: in `model.fit(callbacks=[BackupAndRestore(…)])` Python has
+# looked up `fit` before.
+integrate()
+
 
 class BackupAndRestore(keras.callbacks.Callback):
     """Keeps backups of a training, and lets it go on from the newest one.
@@ -57,7 +61,6 @@ class BackupAndRestore(keras.callbacks.Callback):
         keep: int = DEFAULT_KEEP,
     ) -> None:
         super().__init__()
-        integrate()
         own = journal.make()
         own.add_keeper(
             Keeper(own.identity, own.memory, os.fspath(backup_dir), Every.of(every), keep)

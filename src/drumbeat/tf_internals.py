@@ -31,7 +31,11 @@ from tensorflow.python.data.experimental.ops.distribute import (  # pyright: ign
 from tensorflow.python.data.ops import iterator_ops  # pyright: ignore[reportMissingImports]
 
 # What every strategy outside of TensorFlow has to build on.
-from tensorflow.python.distribute import distribute_lib  # pyright: ignore[reportMissingImports]
+# A dataset of theirs is looked into where they have one replica.
+from tensorflow.python.distribute import (
+    distribute_lib,  # pyright: ignore[reportMissingImports]
+    input_lib,  # pyright: ignore[reportMissingImports]
+)
 
 # The values of a worker with several replicas, which tf.distribute and Keras know by class.
 from tensorflow.python.distribute.values import (  # pyright: ignore[reportMissingImports]
@@ -82,6 +86,7 @@ __all__ = [
     "shifted_seed",
     "stateful_ops",
     "thread_scopes",
+    "undistributed",
     "wrap_checkpoint_write",
     "zip_structure",
 ]
@@ -387,3 +392,10 @@ def wrap_checkpoint_write(make: Callable[[Callable[..., Any]], Callable[..., Any
 def call_after_writing(callbacks: Sequence[Callable[..., Any]], path: str) -> None:
     """Calls what CheckpointOptions has for after a write to `path`, as TensorFlow does."""
     checkpoint._execute_callbacks(callbacks, path)
+
+
+def undistributed(dataset: Any) -> Any:
+    """The pipeline that one of TensorFlow's own strategies has distributed; others as they are."""
+    if isinstance(dataset, input_lib.DistributedDataset):
+        return dataset._original_dataset
+    return dataset

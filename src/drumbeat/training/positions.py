@@ -17,7 +17,7 @@ import tensorflow as tf
 from drumbeat.data.distributed import DistributedDataset
 from drumbeat.data.ordered import OrderedDataset
 from drumbeat.data.replay import iterator_at, pass_over
-from drumbeat.tf_internals import dataset_inputs, stateful_ops
+from drumbeat.tf_internals import dataset_inputs, stateful_ops, undistributed
 from drumbeat.training import randomness
 from drumbeat.training.callback_state import Kept, PythonState
 
@@ -126,11 +126,11 @@ class Watched:
         dataset = self._source._distributed_dataset
         goes_on, self._goes_on = self._goes_on, None
         if goes_on is not None:
-            self._make_up(dataset, goes_on)
+            self._make_up(undistributed(dataset), goes_on)
         if self._ordered is not None:
             self._position.pass_number = self._ordered.epoch
         if goes_on is not None and goes_on.batches >= 0:
-            return iterator_at(dataset, goes_on.batches)
+            return iterator_at(undistributed(dataset), goes_on.batches)
         self._position.end_iterator()
         self._position.batches = 0
         return iter(dataset)
@@ -165,7 +165,7 @@ def leave_as(source: Any, data: Any, position: Position) -> None:
         if position.pass_number is not None:
             data.epoch = position.pass_number
     elif source is not None:
-        pass_over(source._distributed_dataset, position.earlier)
+        pass_over(undistributed(source._distributed_dataset), position.earlier)
     elif isinstance(data, tf.data.Dataset):
         pass_over(data, position.earlier)
 
@@ -175,6 +175,7 @@ def runs_python(dataset: Any) -> bool:
 
     It draws them in threads of its own, so the streams can't be put back behind it.
     """
+    dataset = undistributed(dataset)
     if isinstance(dataset, DistributedDataset):
         dataset = dataset.pipeline
     if stateful_ops(dataset) & _PYTHON:
