@@ -137,6 +137,8 @@ class HangWatch:
             last_s = now_s
             readings = [self._read(worker) for worker in self._workers.values()]
             await self._tell(readings, now_s)
+            if any(worker.progress.requests() for worker in self._workers.values()):
+                continue  # they save their state and stop, within a grace of its own
             found = hang.find([*readings, *self._remote.values()], self._limits, now_s)
             if found:
                 self.report()

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from drumbeat import tf_internals
 from drumbeat.strategies import choose
+from drumbeat.training import activity
 
 _BEGAN_S = time.time()
 # The clocks of a file server and of this machine may differ by so much.
@@ -36,6 +37,10 @@ def integrate() -> None:
 
 def _whole_or_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
     def write(self: Any, file_prefix: Any, options: Any = None) -> Any:
+        with activity.saving():
+            return write_whole(self, file_prefix, options)
+
+    def write_whole(self: Any, file_prefix: Any, options: Any) -> Any:
         strategy = choose.existing()
         if (
             strategy is None
