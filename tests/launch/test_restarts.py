@@ -150,6 +150,25 @@ def test_progress_starts_the_count_anew(jobs):
     assert result.seconds < 5 + 1  # none of them has waited
 
 
+def test_a_parent_that_is_killed_while_it_imports_is_started_again(jobs):
+    (jobs.folder / "fragile.py").write_text(
+        "import os\n"
+        "if not os.path.exists('killed'):\n"
+        "    open('killed', 'w').close()\n"
+        "    os.kill(os.getpid(), 9)\n"
+        "def install(): pass\n"
+    )
+    result = jobs.run("print('ran')", preload="fragile", options=("-n", "1"))
+    assert result.code == 0, result.out
+    assert "ended. It was killed by SIGKILL. It is started again." in result.out
+    (jobs.folder / "killed").unlink()
+    never = jobs.run("1", preload="fragile", options=("-n", "1", "--max-restarts", "0"))
+    assert never.code == 1
+    assert never.report.endswith(
+        "The process that starts the workers ended. It was killed by SIGKILL."
+    )
+
+
 def test_the_parent_is_started_again_too(jobs):
     result = jobs.run(
         HEAD

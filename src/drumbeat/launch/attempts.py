@@ -28,6 +28,7 @@ STOP_GRACE_S = 2.0
 FAILURE_GRACE_S = 1.0
 TELL_TIMEOUT_S = 5.0
 REJOINING_EVERY_S = 30.0  # Says so often who is missing; it can take many minutes.
+PARENT_TRIES = 5
 SLOW_START_S = 8.0  # After this long without a sign, say what is going on.
 _FINAL = (Kind.MISTAKE, Kind.STOPPED, Kind.PREEMPTED)
 _PREEMPTED = (
@@ -171,14 +172,24 @@ class Attempts:
         share = environment.share_of(self._machine.cpus, self._machine.gpus, 0, self._task_count)
         variables = environment.parent_variables(self._machine.environ, share)
         log = self._run_dir / _log_name("parent", settings.node_rank)
-        self._parent = ParentProcess.start(variables, self._preload, log)
-        slow = asyncio.get_running_loop().call_later(
-            SLOW_START_S, self._console.note, "Loading TensorFlow takes its time on this machine…"
-        )
-        try:
-            await self._parent.ready(settings.start_timeout_s)
-        finally:
-            slow.cancel()
+        for tries_left in reversed(range(PARENT_TRIES)):
+            self._parent = ParentProcess.start(variables, self._preload, log)
+            slow = asyncio.get_running_loop().call_later(
+                SLOW_START_S,
+                self._console.note,
+                "Loading TensorFlow takes its time on this machine…",
+            )
+            try:
+                await self._parent.ready(settings.start_timeout_s)
+                return
+            except ParentError as error:
+                # What it can't import, it never can; a kill is chance, as it is of a worker.
+                if not (tries_left and settings.max_restarts and self._parent.was_killed):
+                    raise
+                self._parent.kill()
+                self._console.note(f"{error} It is started again.")
+            finally:
+                slow.cancel()
 
     async def _meet(self) -> None:
         """Meets the other nodes, for the first time or anew, and agrees on the collectives."""

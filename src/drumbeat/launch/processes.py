@@ -173,6 +173,11 @@ class ParentProcess:
         return self._process.poll() is None
 
     @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended it."""
+        return (self._process.poll() or 0) < 0
+
+    @property
     def running(self) -> list[asyncio.Future[int]]:
         """The ends of the workers that have not ended."""
         return [end for end in self._ends.values() if not end.done()]
