@@ -12,6 +12,7 @@ import pytest
 pytestmark = [pytest.mark.netns, pytest.mark.tensorflow]
 TOKEN = {"DRUMBEAT_TOKEN": "0123456789abcdef" * 2}
 THREADS = {"OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"}
+ONCE = ("--max-restarts", "0")
 PRELOAD = "drumbeat.training.unmodified"
 PORT = 2222
 # Nothing but TensorFlow's and Keras's own API.
@@ -73,7 +74,7 @@ class Nodes:
             for rank in (1, 0)
         ][::-1]
 
-    def by_tf_config(self, collectives: str, epochs: int = 2):
+    def by_tf_config(self, collectives: str, epochs: int = 2, options: tuple[str, ...] = ()):
         """As a platform that sets TF_CONFIG starts it."""
         script = self.jobs.script(TRAIN)
         workers = [f"{address}:{PORT}" for _, address in self.namespaces]
@@ -81,8 +82,8 @@ class Nodes:
         for rank in (1, 0):
             config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
             env = {"TF_CONFIG": json.dumps(config)}
-            options = () if collectives == "auto" else ("--collectives", collectives)
-            started.append(self._start(rank, script, epochs, options, env))
+            chosen = () if collectives == "auto" else ("--collectives", collectives)
+            started.append(self._start(rank, script, epochs, (*chosen, *options), env))
         return started[::-1]
 
     def _start(self, rank: int, script: str, epochs: int, options, env):
@@ -135,7 +136,7 @@ def test_a_platforms_tf_config_is_enough_to_train_one_model(nodes, collectives):
     ("collectives", "lost"), [("mpi", 0), pytest.param("tensorflow", 1, marks=pytest.mark.slow)]
 )
 def test_a_node_that_is_lost_in_training_is_named_by_the_other(nodes, collectives, lost):
-    jobs = nodes.by_tf_config(collectives, epochs=100_000)
+    jobs = nodes.by_tf_config(collectives, epochs=100_000, options=ONCE)
     for rank, job in enumerate(jobs):
         job.wait_for_output(f"worker-{rank}", "in training", timeout_s=90)
     began = time.monotonic()
@@ -149,7 +150,7 @@ def test_a_node_that_is_lost_in_training_is_named_by_the_other(nodes, collective
 
 @pytest.mark.slow
 def test_a_cut_cable_ends_the_training_on_both_sides(nodes):
-    jobs = nodes.by_tf_config("mpi", epochs=100_000)
+    jobs = nodes.by_tf_config("mpi", epochs=100_000, options=ONCE)
     for rank, job in enumerate(jobs):
         job.wait_for_output(f"worker-{rank}", "in training", timeout_s=90)
     cut = ["ip", "-n", nodes.namespaces[1][0], "link", "set", "v0", "down"]
