@@ -140,6 +140,7 @@ PIPELINES: dict[str, Make] = {
     "window": lambda: numbers().window(3, shift=2).flat_map(lambda w: w.batch(3)),
     "cache": lambda: rows().map(lambda r: r["x"]).cache().shuffle(5).batch(4),
     "cache shuffled": lambda: numbers().shuffle(23).cache().batch(4),
+    "cache not filled": lambda: numbers(9).shuffle(9).cache().take(7).batch(2),
     "cache repeated": lambda: numbers(6).map(lambda x: x + 1).cache().repeat(3).batch(4),
     "scan": lambda: numbers().scan(tf.constant(0, tf.int64), lambda s, x: (s + x, s)).batch(2),
     "take_while": lambda: numbers().take_while(lambda x: x < 13).batch(2),

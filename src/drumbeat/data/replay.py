@@ -20,6 +20,13 @@ from drumbeat.tf_internals import dataset_inputs, dataset_kind
 AnyDataset = tf.data.Dataset | DistributedDataset
 # Kinds that make iterators over their inputs as they go, not when they begin.
 _LATE = ("Cache", "Concatenate", "Repeat", "Shuffle", "ShuffleAndRepeat")
+# Kinds that have read their input to its end when they come to theirs.
+_TO_THE_END = frozenset(
+    {
+        *("Batch", "ParallelBatch", "PaddedBatch", "Map", "ParallelMap", "Filter", "FlatMap"),
+        *("AssertCardinality", "Options", "Prefetch", "Repeat", "Shuffle"),
+    }
+)
 _DRAWING = ("Shuffle", "ShuffleAndRepeat", "Random")
 
 
@@ -67,11 +74,11 @@ def pass_over(dataset: AnyDataset, taken: Sequence[int]) -> None:
         elif not count:
             iter(pipeline)
         elif _go_through(pipeline, count, to_end=count == max(taken)):
-            drawing = list(_drawing(pipeline, is_filled=True))
+            drawing = list(_drawing(pipeline, is_over=True))
 
 
 def _drawing(
-    dataset: Any, *, is_filled: bool = False, late: bool = False
+    dataset: Any, *, is_over: bool = False, late: bool = False
 ) -> Iterator[tuple[tf.data.Dataset, bool]]:
     """What of a pipeline an iterator changes for the next one, and whether it does so late.
 
@@ -79,7 +86,8 @@ def _drawing(
 
     Args:
         dataset: A pipeline.
-        is_filled: Whether caches have been filled: what they read isn't used any more.
+        is_over: Whether one iterator has come to its end: caches that have been filled don't
+            read any more.
         late: Whether what reads from `dataset` makes its iterator as it goes.
     """
     kind = dataset_kind(dataset)
@@ -88,10 +96,11 @@ def _drawing(
         return
     if kind in _DRAWING:
         yield dataset.with_options(_bare()), late
-    if kind == "Cache" and is_filled:
+    if kind == "Cache" and is_over:
         return
+    is_over = is_over and kind in _TO_THE_END
     for source in dataset_inputs(dataset):
-        yield from _drawing(source, is_filled=is_filled, late=late or kind in _LATE)
+        yield from _drawing(source, is_over=is_over, late=late or kind in _LATE)
 
 
 def _bare() -> tf.data.Options:
