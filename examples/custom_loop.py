@@ -3,7 +3,8 @@
     python examples/custom_loop.py
     drumbeat run -n 3 examples/custom_loop.py
 
-Started again with the same `--model-dir` it goes on after the last epoch that it finished.
+Started again with the same `--model-dir` it goes on after the last epoch that it finished. Under
+`drumbeat run`, what happens to a worker meanwhile costs less than that: see `progress`.
 """
 
 from __future__ import annotations
@@ -120,13 +121,18 @@ def main() -> None:
     train_step = make_train_step(strategy, classifier, options.batch_size)
     test_step = make_test_step(strategy, classifier)
 
-    for epoch in range(int(classifier.epochs_done), options.epochs):
+    # What it holds outlives a worker that is killed: the loop goes on in the middle of an epoch.
+    progress = drumbeat.state.resumable(classifier=classifier, losses=[])
+    for epoch in progress.epochs(options.epochs, first=int(classifier.epochs_done)):
         classifier.accuracy.reset_state()
-        losses = [float(train_step(batch)) for batch in train_data]
+        progress.losses = []
+        for batch in progress.batches(train_data):
+            progress.losses.append(float(train_step(batch)))
         classifier.epochs_done.assign_add(1)
         checkpoints.save()
         print(
-            f"epoch {epoch + 1}/{options.epochs}: loss {sum(losses) / len(losses):.4f}, "
+            f"epoch {epoch + 1}/{options.epochs}: "
+            f"loss {sum(progress.losses) / len(progress.losses):.4f}, "
             f"accuracy {float(classifier.accuracy.result()):.4f}",
             flush=True,
         )
