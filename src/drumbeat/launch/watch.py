@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from drumbeat.launch.processes import ParentError, ParentProcess
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.streams import WorkerStream, wait_closed
 from drumbeat.state.progress import ProgressPage
+
+logger = logging.getLogger("drumbeat")
 
 # How long a failure that is only the echo of another waits for that other one.
 CAUSE_WAIT_S = 0.7
@@ -252,7 +255,12 @@ class Watch:
         await self._meeting.tell(failure.to_event())
 
     async def _report_hangs(self) -> None:
-        for failure in await self._hangs.run():
+        try:
+            failures = await self._hangs.run()
+        except Exception as error:  # noqa: BLE001  (training goes on without)
+            logger.warning("Nobody looks for hanging workers any more, by a bug: %r", error)
+            return
+        for failure in failures:
             self._record(failure)
             await self._meeting.tell(failure.to_event())
 

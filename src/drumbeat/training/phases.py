@@ -163,6 +163,7 @@ class Phase:
                 self._write(state)
             self._beat.took_snapshot(began_s)
         if stop:
+            self.journal.doing(Activity.SAVING)
             self.journal.stopping(self.communicator)
             if self.communicator.rank == 0:
                 logger.warning(
