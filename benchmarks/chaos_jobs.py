@@ -103,14 +103,17 @@ class Agent:
             self._lines.append((time.monotonic(), line.rstrip()))
 
     def family(self) -> list[int]:
-        """The processes of its workers, and the one that forks them."""
+        """The processes of its workers, and the one that forks them; none without workers."""
         try:
             parents = [
                 child
                 for child in psutil.Process(self.process.pid).children()
                 if "drumbeat.launch.parent" in " ".join(child.cmdline())
             ]
-            return [one.pid for parent in parents for one in (parent, *parent.children())]
+            families = [(parent, parent.children()) for parent in parents]
+            return [
+                one.pid for parent, workers in families if workers for one in (parent, *workers)
+            ]
         except psutil.Error:
             return []
 
