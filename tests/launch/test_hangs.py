@@ -53,7 +53,7 @@ def test_a_worker_that_hangs_is_found(jobs, what, told):
     assert ("is stopped (SIGSTOP)" in second) == (what == "stop")
     assert "[drumbeat] worker 0: after step 20 (epoch 1), waits in all_reduce" in result.out
     assert "[drumbeat] worker 1: after step 20 (epoch 1), trains" in result.out
-    assert result.seconds < 8
+    assert result.seconds < 15
 
 
 def test_a_wait_that_ends_is_none_in_vain(jobs):
@@ -82,7 +82,7 @@ def test_a_worker_that_has_ended_is_found_by_the_node_where_others_wait(jobs):
         assert result.report.startswith("worker 1 on ")
         assert "has ended, but worker 0 waits for it." in result.report
         assert "in all_reduce 'gradients' #22. Every worker must make the same" in result.report
-        assert result.seconds < 10
+        assert result.seconds < 20
 
 
 SAYS = """
