@@ -8,6 +8,10 @@ import time
 
 import pytest
 
+from drumbeat.state.backups import Backups, Content
+from drumbeat.state.folders import open_folder
+from drumbeat.state.manifest import About
+
 # Stands for training: looks at its page as the training's beat does, and as there one worker's
 # stop is every worker's.
 KEEPER = """
@@ -41,7 +45,7 @@ def started(jobs, how: str, **options):
     return job
 
 
-@pytest.mark.parametrize("how", ["training", "idle"])
+@pytest.mark.parametrize("how", ["training", pytest.param("idle", marks=pytest.mark.slow)])
 def test_all_workers_save_before_the_agent_ends(jobs, how):
     job = started(jobs, how)
     job.process.send_signal(signal.SIGTERM)
@@ -54,6 +58,7 @@ def test_all_workers_save_before_the_agent_ends(jobs, how):
     assert job.alive_after(0.5) == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_told_by_itself_tells_the_others(jobs):
     job = started(jobs, "training")
     pid = int((job.run_dir / "worker-1" / "output.log").read_text().split()[1])
@@ -73,7 +78,9 @@ def test_a_platform_that_tells_every_process_of_the_node(jobs):
     assert "saved" in result.log("worker-0")
 
 
-@pytest.mark.parametrize(("grace", "again_s"), [("1", None), ("30", 0.5)])
+@pytest.mark.parametrize(
+    ("grace", "again_s"), [("1", None), pytest.param("30", 0.5, marks=pytest.mark.slow)]
+)
 def test_workers_that_do_not_save_in_time_are_killed(jobs, grace, again_s):
     job = started(jobs, "hangs", options=("-n", "2", "--grace", grace))
     sent = time.monotonic()
@@ -87,6 +94,7 @@ def test_workers_that_do_not_save_in_time_are_killed(jobs, grace, again_s):
     assert job.alive_after(0.5) == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_anything(jobs):
     job = started(jobs, "training")
     sent = time.monotonic()
@@ -95,3 +103,26 @@ def test_ctrl_c_does_not_wait_for_anything(jobs):
     assert result.code == 128 + signal.SIGINT
     assert time.monotonic() - sent < 5
     assert "saved" not in result.log("worker-0")
+
+
+@pytest.mark.parametrize(("option", "seed"), [((), "77"), (("--seed", "5"), "5")])
+def test_a_job_that_goes_on_is_seeded_as_before(jobs, option, seed):
+    about = About(job="before", step=9, phase=0, epoch=1, world_size=2, seed=77)
+    Backups(open_folder(jobs.folder / "backups")).folder.check()
+    Backups(open_folder(jobs.folder / "backups")).write(Content(about=about, snapshot=b"state"))
+    result = jobs.run(
+        "import os; print('seed', os.environ['DRUMBEAT_SEED'])",
+        options=("-n", "2", "--backup-dir", "backups", *option),
+    )
+    assert result.code == 0, result.out
+    assert result.out.count(f"seed {seed}\n") == 2
+    assert ("that of the backups in" in result.out) == bool(option)
+
+
+def test_a_folder_that_can_not_be_one_is_refused_before_anything_starts(jobs):
+    (jobs.folder / "backups").write_text("a file")
+    result = jobs.run("print('started')", options=("--backup-dir", "backups"))
+    assert result.code == 2
+    assert "backups is a file; expected a folder for backups" in result.out
+    assert "Traceback" not in result.out
+    assert not result.run_dir.exists()
