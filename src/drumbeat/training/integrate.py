@@ -13,10 +13,10 @@ import keras
 from drumbeat.errors import ConfigError
 from drumbeat.training import (
     absence,
+    epochs,
     fit,
     gradients,
     random_draws,
-    resuming,
     saving,
     shard_state,
     state_sync,
@@ -37,6 +37,6 @@ def integrate() -> None:
             "'tensorflow'. Unset KERAS_BACKEND or set it to tensorflow."
         )
     # The last are outermost.
-    parts = (gradients, random_draws, absence, shard_state, fit, state_sync, saving, resuming)
+    parts = (gradients, random_draws, absence, shard_state, fit, state_sync, saving, epochs)
     for part in parts:
         part.integrate()

@@ -9,9 +9,11 @@ Nothing of this exists outside of `drumbeat run`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -290,11 +292,16 @@ class Journal:
             packed = self.memory.archive_bytes() if communicator.rank == root else b""
             packed = _broadcast(communicator, packed, root)
             if self.is_writer and everyones[communicator.rank] < most:
-                self.memory.put_archive(packed)
+                _try(lambda: self.memory.put_archive(packed))
             communicator.barrier("archive")
-        for state in self.memory.archive():
-            if state.arrays:
-                self._finished[state.meta["phase"]] = state
+        mine: dict[int, State] = {}
+        _try(lambda: mine.update({s.meta["phase"]: s for s in self.memory.archive() if s.arrays}))
+        last = communicator.all_reduce_numpy(np.array([max(mine, default=-1)]), "max", name="ends")
+        has = np.array([number in mine for number in range(int(last[0]) + 1)], np.int64)
+        if has.size:
+            # A node may have had less room than others: all must pass over the same.
+            has = communicator.all_reduce_numpy(has, "min", name="ends that all have")
+        self._finished = {number: mine[number] for number in np.flatnonzero(has).tolist()}
 
     def _take_snapshot(
         self, communicator: Communicator, step: int, everyones: np.ndarray, writers: np.ndarray
@@ -307,7 +314,7 @@ class Journal:
         packed = self.memory.packed(step) if communicator.rank == root else b""
         packed = _broadcast(communicator, packed, root)
         if self.is_writer and not has[communicator.rank]:
-            self.memory.put(packed)
+            _try(lambda: self.memory.put(packed))
         self._snapshot = unpack(packed)
 
 
@@ -317,16 +324,25 @@ def _broadcast(communicator: Communicator, data: bytes, root: int) -> bytes:
     return communicator.broadcast_numpy(mine, root, name="state").tobytes()
 
 
-def _free_bytes() -> int:
-    """Memory that the node could still give, or a plain 8 GB where it doesn't say."""
+def _try(step: Callable[[], None]) -> None:
+    """Does what may fail for want of memory, or for damage, and says so: it goes on without."""
     try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 8 << 30
+        step()
+    except StateError as error:
+        logger.warning("%s", error)
+
+
+def _free_bytes() -> int:
+    """Memory that the node, or the container, could still give, or 8 GB where none says."""
+    free = [8 << 30]
+    with contextlib.suppress(OSError, ValueError):
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        free = [int(text.partition("MemAvailable:")[2].split()[0]) * 1024]
+    with contextlib.suppress(OSError, ValueError):  # "max": no limit
+        group = Path("/sys/fs/cgroup")
+        used = int((group / "memory.current").read_text())
+        free.append(int((group / "memory.max").read_text()) - used)
+    return max(min(free), 0)
 
 
 def from_env(env: Mapping[str, str]) -> Journal | None:

@@ -134,7 +134,9 @@ class Phase:
         """
         journal = self.journal
         before = journal.step
-        journal.step += steps
+        if self.number >= 0 or journal.identity.world_size == 1:
+            # Others may not train at all: their counts must stay alike.
+            journal.step += steps
         now_s = time.monotonic()
         self._recent_s.append(now_s - self._step_began_s)
         if journal.page is not None:

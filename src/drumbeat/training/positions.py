@@ -8,7 +8,8 @@ steps that have been made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ import tensorflow as tf
 from drumbeat.data.distributed import DistributedDataset
 from drumbeat.data.ordered import OrderedDataset
 from drumbeat.data.replay import iterator_at, pass_over
+from drumbeat.state.progress import ProgressPage
 from drumbeat.tf_internals import dataset_inputs, stateful_ops, undistributed
 from drumbeat.training import randomness
 from drumbeat.training.callback_state import Kept, PythonState
@@ -48,8 +50,15 @@ class Position:
             self.batches = -1
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
+        """As plain values, with equal numbers in a row counted."""
+        runs = [(batches, len(list(run))) for batches, run in itertools.groupby(self.earlier)]
+        return {**asdict(self), "earlier": runs}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Position:
+        """Inverse of `to_json`."""
+        earlier = [batches for batches, count in values["earlier"] for _ in range(count)]
+        return cls(**{**values, "earlier": earlier})
 
 
 @dataclass
@@ -212,3 +221,16 @@ def steps(
             continue
         yield begin, end, iterator
         on_step(end + 1 - begin, (end + 1 if length is None else min(end + 1, length)) - begin)
+
+
+def alive(
+    steps: Iterator[Any],
+    page: ProgressPage | None,
+    took: Callable[[int], None] = lambda batches: None,
+) -> Iterator[Any]:
+    """Gives a sign of life with each step; `took` is told how many batches it has taken."""
+    for begin, end, iterator in steps:
+        if page is not None:
+            page.update()
+        yield begin, end, iterator
+        took(end + 1 - begin)

@@ -8,7 +8,6 @@ included; then everything is put back, and its epoch goes on with the next batch
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from drumbeat import keras_internals as touch
 from drumbeat.collectives.local import LocalCommunicator
 from drumbeat.state.format import State
 from drumbeat.state.progress import Activity
@@ -26,14 +24,6 @@ from drumbeat.training.callback_state import PythonState
 from drumbeat.training.journal import Journal
 from drumbeat.training.phases import Phase
 from drumbeat.training.positions import Position, Start, Watched
-
-
-def integrate() -> None:
-    """Look into Keras's epochs."""
-    touch.wrap(touch.EPOCH_STEPS, _enumerate_iterator)
-    touch.wrap(touch.SYMBOLIC_BUILD, _symbolic_build)
-    touch.wrap(touch.EPOCH_RESULT, _epoch_result)
-    touch.wrap(touch.CSV_BEGIN, _csv_begin)
 
 
 def begin(
@@ -191,8 +181,8 @@ class FitPhase(Phase):
         self.model.stop_training = python["stop_training"]
         self.journal.step = state.step
         if self._source is not None:
-            positions.leave_as(self._source, self._x, Position(**state.meta["train"]))
-        positions.leave_as(None, self._validation_x, Position(**state.meta["evaluation"]))
+            positions.leave_as(self._source, self._x, Position.from_json(state.meta["train"]))
+        positions.leave_as(None, self._validation_x, Position.from_json(state.meta["evaluation"]))
         randomness.put_back(python["random"])
         return result
 
@@ -261,9 +251,9 @@ class FitPhase(Phase):
         else:
             python = self.snapshot_python(snapshot)
             self._data.put_back(python["data"])
-        self._evaluation_goes_on = Position(**meta["evaluation"])
+        self._evaluation_goes_on = Position.from_json(meta["evaluation"])
         self._resumed = _Resumed(
-            position=Position(**meta["train"]),
+            position=Position.from_json(meta["train"]),
             in_epoch=in_epoch,
             steps_made=meta["steps_made"],
             epoch_start=python["epoch_start"],
@@ -288,11 +278,11 @@ class FitPhase(Phase):
             self._expects_steps = False
             return self._train_steps(original, source)
         if source is not getattr(self.model, "_eval_epoch_iterator", None):
-            return _alive(original(source), self.journal)
+            return positions.alive(original(source), self.journal.page)
         if self._evaluation is None:
             goes_on, self._evaluation_goes_on = self._evaluation_goes_on, None
             self._evaluation = Watched(source, self._validation_x, PythonState([]), goes_on)
-        return _alive(original(source), self.journal, self._evaluation.took)
+        return positions.alive(original(source), self.journal.page, self._evaluation.took)
 
     def _train_steps(self, original: Callable[[Any], Iterator[Any]], source: Any) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
@@ -383,80 +373,3 @@ def _of_keras(data: Any) -> list[Any]:
 
 def _nothing() -> None:
     """Nothing to do."""
-
-
-# What is put around Keras --------------------------------------------------------
-
-
-def _active_for(model: Any) -> FitPhase | None:
-    own = journal.own()
-    active = None if own is None else own.active
-    return active if isinstance(active, FitPhase) and active.model is model else None
-
-
-def _enumerate_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
-    def enumerate_iterator(self: Any) -> Any:
-        own = journal.own()
-        if own is None:
-            return original(self)
-        if isinstance(own.active, FitPhase):
-            return own.active.around_steps(original, self)
-        return _alive(original(self), own)
-
-    return enumerate_iterator
-
-
-def _alive(
-    steps: Iterator[Any], own: Journal, took: Callable[[int], None] = lambda batches: None
-) -> Iterator[Any]:
-    """Gives a sign of life with each step; `took` is told how many batches it has taken."""
-    page = own.page
-    for begin, end, iterator in steps:
-        if page is not None:
-            page.update()
-        yield begin, end, iterator
-        took(end + 1 - begin)
-
-
-def _symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
-    def maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
-        phase = _active_for(self)
-        if phase is not None and iterator is not None:
-            phase.knows(iterator)
-        return original(self, iterator, data_batch)
-
-    return maybe_symbolic_build
-
-
-def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
-    def get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
-        phase = _active_for(self)
-        if phase is not None:
-            # Before any callback's on_epoch_end; Keras's generator may be left unfinished.
-            phase.steps_are_over()
-        kept = None if phase is None else phase.kept_logs()
-        # The epoch went on behind its last step.
-        return original(self, logs if kept is None else kept)
-
-    return get_metrics_result_or_logs
-
-
-def _csv_begin(original: Callable[..., Any]) -> Callable[..., Any]:
-    def on_train_begin(self: Any, logs: Any = None) -> Any:
-        phase = _active_for(self.model)
-        if phase is None or not phase.is_going_on or self.append:
-            return original(self, logs)
-        # The file has rows of earlier epochs.
-        with _appending(self):
-            return original(self, logs)
-
-    return on_train_begin
-
-
-@contextlib.contextmanager
-def _appending(logger: Any) -> Iterator[None]:
-    logger.append = True
-    try:
-        yield
-    finally:
-        logger.append = False
