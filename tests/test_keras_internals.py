@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import keras
+import numpy as np
 import pytest
 
 from drumbeat import keras_internals
@@ -56,3 +57,12 @@ def test_another_thread_sees_keras_as_this_one_does() -> None:
     finally:
         keras.config.set_dtype_policy("float32")
     assert policies == ["mixed_bfloat16"]
+
+
+def test_the_global_seed_generator_is_the_one_that_draws() -> None:
+    keras.random.normal([1])
+    generator = keras_internals.global_seed_generator()
+    assert generator is keras_internals.use_global_seed_generator()
+    before = keras.ops.convert_to_numpy(generator.state)
+    keras.random.normal([1])
+    assert not np.array_equal(before, keras.ops.convert_to_numpy(generator.state))

@@ -218,3 +218,29 @@ def test_operations_with_state_are_found_within_calls() -> None:
         assert "RandomUniform" in tf_internals.stateful_ops(numbers.map(function))
     assert tf_internals.stateful_ops(numbers.map(lambda n: n + 1)) == set()
     assert tf_internals.stateful_ops(numbers.batch(2)) == set()
+
+
+def test_eager_draws_and_datasets_go_on_from_the_operation_seeds() -> None:
+    def drawn() -> list[float]:
+        order = tf.data.Dataset.range(50).shuffle(50)
+        return [float(tf.random.uniform([])), *map(int, order)]
+
+    before = tf_internals.operation_seeds()
+    try:
+        tf.random.set_seed(5)
+        kept = tf_internals.operation_seeds()
+        first = drawn()
+        assert drawn() != first
+        tf_internals.put_back_operation_seeds(*kept)
+        assert drawn() == first
+        tf.random.set_seed(6)
+        tf_internals.put_back_operation_seeds(*kept)
+        assert tf_internals.global_seed() == 5
+        assert drawn() == first
+    finally:
+        tf_internals.put_back_operation_seeds(*before)
+
+
+def test_the_global_generator_is_the_one_that_draws() -> None:
+    generator = tf.random.get_global_generator()
+    assert tf_internals.global_generator() is generator

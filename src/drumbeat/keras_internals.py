@@ -391,8 +391,7 @@ def thread_state() -> Callable[[], None]:
 def global_seed_generator() -> Any | None:
     """The generator of `keras.random` where no seed is given; None before its first use."""
     state = importlib.import_module("keras.src.backend.common.global_state")
-    seeds = importlib.import_module("keras.src.random.seed_generator")
-    return state.get_global_attribute(seeds.GLOBAL_SEED_GENERATOR)
+    return state.get_global_attribute("global_seed_generator")
 
 
 def use_global_seed_generator() -> Any:

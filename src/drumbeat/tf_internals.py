@@ -301,13 +301,13 @@ def operation_seeds() -> tuple[int | None, Any]:
 def put_back_operation_seeds(seed: int | None, state: Any) -> None:
     """Brings back what `operation_seeds` returned.
 
-    tf.random.set_seed would forget the kernels of operations, with their state.
+    As tf.random.set_seed does, it forgets the kernels of eager operations: one that has
+    drawn from a seed already would go on behind that.
     """
-    ctx = _context()
     if seed is None:
         return
-    if ctx._seed != seed:
-        ctx._set_global_seed(seed)
+    ctx = _context()
+    ctx._set_global_seed(seed)
     ctx._rng.setstate(state)
 
 

@@ -13,21 +13,42 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from drumbeat import keras_internals as touch
 from drumbeat.collectives.communicator import Communicator
-from drumbeat.tf_internals import global_seed, operation_seeds, put_back_operation_seeds
+from drumbeat.tf_internals import (
+    global_generator,
+    global_seed,
+    operation_seeds,
+    put_back_operation_seeds,
+)
 
 
 def state() -> tuple[Any, ...]:
-    """Where the streams of random numbers of Python, NumPy and TensorFlow are.
+    """Where the streams of random numbers of Python, NumPy, TensorFlow and Keras are.
 
-    For TensorFlow that is what gives its eager operations, and its datasets, their seeds.
+    For TensorFlow that is what gives its eager operations, and its datasets, their seeds,
+    and its global generator, as Keras's, if there is one.
     """
-    return random.getstate(), np.random.get_state(legacy=True), operation_seeds()
+    generators = (touch.global_seed_generator(), global_generator())
+    return (
+        random.getstate(),
+        np.random.get_state(legacy=True),
+        operation_seeds(),
+        [
+            None if each is None else np.asarray(tf.convert_to_tensor(each.state)).copy()
+            for each in generators
+        ],
+    )
 
 
 def put_back(kept: tuple[Any, ...]) -> None:
     """Go on from what `state` returned."""
-    python, numpy, tensorflow = kept
+    python, numpy, tensorflow, (of_keras, of_tensorflow) = kept
+    # Made here, it draws its first state.
+    if of_keras is not None:
+        touch.use_global_seed_generator().state.assign(of_keras)
+    if of_tensorflow is not None:
+        tf.random.get_global_generator().state.assign(of_tensorflow)
     random.setstate(python)
     np.random.set_state(numpy)
     put_back_operation_seeds(*tensorflow)
