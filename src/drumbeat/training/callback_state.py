@@ -92,7 +92,7 @@ class PythonState:
             large = self._large.get((number, name))
             if large is not None and _is_large(value) and _digest(value) == large:
                 continue
-            data = _pickled(value)
+            data = pickled(value)
             if data is not None:
                 kept[name] = data
         if isinstance(each, keras.callbacks.CSVLogger):
@@ -107,7 +107,7 @@ def _attributes(each: Any) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in own.items() if name not in _NOT_KEPT]
 
 
-def _pickled(value: Any) -> bytes | None:
+def pickled(value: Any) -> bytes | None:
     """`value` as bytes; None where it can't be, or isn't to be kept."""
     buffer = io.BytesIO()
     try:

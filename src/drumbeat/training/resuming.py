@@ -8,6 +8,7 @@ included; then everything is put back, and its epoch goes on with the next batch
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from drumbeat.state.format import State
 from drumbeat.state.progress import Activity
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.training import holdings, journal, positions, randomness, stopping
-from drumbeat.training.callback_state import PythonState
+from drumbeat.training.callback_state import PythonState, pickled
 from drumbeat.training.journal import Journal
 from drumbeat.training.phases import Phase
 from drumbeat.training.positions import Position, Start, Watched
@@ -139,7 +140,7 @@ class FitPhase(Phase):
             "data": self._data.take(),
             "epoch_start": self._epoch_start,
             "at_creation": Start() if watched is None else watched.at_creation,
-            "logs": self._logs,
+            "logs": pickled(self._logs),
             "stop_training": self.model.stop_training,
         }
 
@@ -247,7 +248,8 @@ class FitPhase(Phase):
         in_epoch = meta["in_epoch"]
         if in_epoch:
             python = self._put_back_all(snapshot)
-            self._logs = self._kept_logs = python["logs"]
+            logs = python["logs"]
+            self._logs = self._kept_logs = None if logs is None else pickle.loads(logs)
         else:
             python = self.snapshot_python(snapshot)
             self._data.put_back(python["data"])
