@@ -240,19 +240,24 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     say(f"seed {seed}: the same with --faults {options.faults} --seed {seed}")
-    shutil.rmtree(options.out, ignore_errors=True)
-    chaos = Chaos(options.out, options.epochs)
+    folder = options.out / f"seed-{seed}"
+    shutil.rmtree(folder, ignore_errors=True)
+    chaos = Chaos(folder, options.epochs)
     others = Others()
     jobs = plan(seed, options.faults, shapes_of(options.shapes), options.epochs)
-    for number, job in enumerate(jobs):
-        chaos.disturb(number, job)
     totals = chaos.totals
+    try:
+        for number, job in enumerate(jobs):
+            chaos.disturb(number, job)
+    except KeyboardInterrupt:  # the table of what there is
+        totals.problems.append("stopped before its end")
+        totals.not_struck = options.faults - len(totals.costs)
     print(table(totals.costs))
     print(f"\nOther processes used {others.cores():.1f} of {len(os.sched_getaffinity(0))} cores.")
     print(verdict(totals, seed, options.faults))
     figures = [[cost.kind, cost.recovery_s, cost.repeated] for cost in totals.costs]
     report = {"seed": seed, "problems": totals.problems}
-    (options.out / "chaos.json").write_text(json.dumps({**report, "costs": figures}, indent=1))
+    (folder / "chaos.json").write_text(json.dumps({**report, "costs": figures}, indent=1))
     sys.exit(bool(totals.problems))
 
 
