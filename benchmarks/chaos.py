@@ -215,6 +215,9 @@ def verdict(totals: Totals, seed: int, faults: int) -> str:
             f"worst {max(seconds):.1f} s (target {WORST_TARGET_S:g}), at most "
             f"{max(plain, default=0)} steps repeated (interval {SNAPSHOT_EVERY})"
         )
+        cpu = [cost.cpu_s for cost in costs if cost.cpu_s is not None]
+        if cpu:
+            measured += f", CPU time of a worker up to its step {statistics.median(cpu):.1f} s"
     how = (
         f"DIFFERENT: {'; '.join(totals.problems)}"
         if totals.problems

@@ -31,6 +31,7 @@ class Made:
     time_s: float
     pid: int
     ids: tuple[int, ...]
+    cpu_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +43,14 @@ class Cost:
         recovery_s: From the failure, or from its detection where a worker hangs, to the
             next step that the job finished; None if there was none left to make.
         repeated: Steps that were made again.
+        cpu_s: CPU time of the chief's process up to that step: what the recovery would take
+            with nothing else to do, but for what the agents do; None where it went on.
     """
 
     kind: str
     recovery_s: float | None
     repeated: int
+    cpu_s: float | None = None
 
 
 def ledger(folder: Path, rank: int, steps_per_epoch: int, epochs: Sequence[int]) -> list[Made]:
@@ -57,7 +61,7 @@ def ledger(folder: Path, rank: int, steps_per_epoch: int, epochs: Sequence[int])
         note = json.loads(line)
         before = sum(epochs[: note["phase"]]) + note["epoch"]
         step = before * steps_per_epoch + note["batch"] + 1
-        made.append(Made(step, note["time_s"], note["pid"], tuple(note["ids"])))
+        made.append(Made(step, note["time_s"], note["pid"], tuple(note["ids"]), note["cpu_s"]))
     return made
 
 
@@ -176,12 +180,13 @@ def _noticed(struck_s: float, ended: Ended) -> float:
 
 
 def _cost(kind: str, began_s: float, first: Made, ledgers: Sequence[list[Made]]) -> Cost:
-    before = (one.step for made in ledgers for one in made if one.time_s < first.time_s)
-    reached = max(before, default=0)
+    before = [one for made in ledgers for one in made if one.time_s < first.time_s]
+    reached = max((one.step for one in before), default=0)
     return Cost(
         kind=kind,
         recovery_s=first.time_s - began_s,
         repeated=max(0, reached - first.step + 1),
+        cpu_s=None if any(one.pid == first.pid for one in before) else first.cpu_s,
     )
 
 

@@ -54,6 +54,7 @@ class Ledger(keras.callbacks.Callback):
             "batch": batch,
             "ids": drawn.pop() if drawn else [],
             "time_s": time.monotonic(),
+            "cpu_s": time.process_time(),
             "pid": os.getpid(),
         }
         drawn.clear()
