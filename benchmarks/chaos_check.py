@@ -155,7 +155,10 @@ def _after(fault: Fault, struck_s: float, ledgers: Sequence[list[Made]]) -> list
         # The last steps before the silence are not what comes after it.
         silent_s = WORD_TO_STRIKE_S + fault.seconds / 2
         return _later(struck_s + silent_s, ledgers, restarted=False)
-    return _later(struck_s, ledgers, restarted=fault.kind.value not in GOES_ON)
+    if fault.kind.value in GOES_ON:
+        # The chief may be about to finish the step that the slow worker has.
+        return [one for one in _later(struck_s, ledgers, restarted=False) if one.step > fault.step]
+    return _later(struck_s, ledgers, restarted=True)
 
 
 def _later(struck_s: float, ledgers: Sequence[list[Made]], *, restarted: bool) -> list[Made]:
