@@ -247,6 +247,19 @@ def test_distributed_passes_begin_with_the_chiefs_epoch(folder: Path) -> None:
     assert dataset.epoch == 2
 
 
+@pytest.mark.parametrize("batches", [1, 2, 4])
+def test_a_pass_that_goes_on_counts_also_where_nothing_is_left(folder: Path, batches: int) -> None:
+    dataset = records(folder, shuffle=1)
+    following = [ids(dataset), ids(dataset)][1]
+    for again in (dataset, dataset.map(lambda n: n)):
+        dataset.epoch = 0
+        iterator = iterator_at(again, batches)
+        for _ in range(batches, 4):
+            next(iterator)
+        assert dataset.epoch == 1
+        assert ids(again) == following
+
+
 def test_map_may_branch_and_return_any_structure(folder: Path) -> None:
     def example(record: Any) -> Any:
         number = as_number(record)
