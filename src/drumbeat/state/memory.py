@@ -18,6 +18,7 @@ from drumbeat.state.anonymous import FDS_VARIABLE, anonymous
 from drumbeat.state.format import ALIGN_BYTES, HEADER_BYTES, Header, State
 
 _DROPPED = b"dropped"
+_SLACK_BYTES = 1 << 16
 _DROPPED_AT = HEADER_BYTES - len(_DROPPED)
 
 
@@ -220,6 +221,8 @@ def _reserve(fd: int, size_bytes: int) -> None:
     """
     if os.fstat(fd).st_size >= size_bytes:
         return
+    # A little more: states grow by some bytes, and each new mapping costs as much as a copy.
+    size_bytes += size_bytes // 128 + _SLACK_BYTES
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size_bytes)
