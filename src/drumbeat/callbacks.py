@@ -12,7 +12,7 @@ import keras
 from drumbeat.state.backups import DEFAULT_KEEP
 from drumbeat.training import journal
 from drumbeat.training.integrate import integrate
-from drumbeat.training.keeping import Every, Keeper
+from drumbeat.training.keeping import Every
 
 __all__ = ["BackupAndRestore"]
 logger = logging.getLogger("drumbeat")
@@ -62,17 +62,17 @@ class BackupAndRestore(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         own = journal.make()
-        own.add_keeper(
-            Keeper(own.identity, own.memory, os.fspath(backup_dir), Every.of(every), keep)
-        )
+        self.keeper = own.backups.keeper(os.fspath(backup_dir), Every.of(every), keep)
+        own.listen()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Says so where nothing can be kept of this training."""
         active = getattr(journal.own(), "active", None)
         if active is None or not active.is_kept:
+            model: Any = self.model
             logger.warning(
                 "BackupAndRestore keeps nothing of this training: its model is trained with %s, "
                 "or by each worker for itself. Expected one worker without a strategy, or "
                 "drumbeat's strategy on all workers.",
-                type(self.model.distribute_strategy).__name__,
+                type(model.distribute_strategy).__name__,
             )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from drumbeat.state.notice import Notice
 from drumbeat.state.progress import Activity, ProgressPage
 from drumbeat.strategies import choose
 from drumbeat.training.injection import Injector
+from drumbeat.training.job_backups import JobBackups
 from drumbeat.training.keeping import Keeper
 
 logger = logging.getLogger("drumbeat")
@@ -46,10 +47,8 @@ class Journal:
         phases: How many have begun.
         active: The one that goes on; what begins within it is a part of it.
         injector: The failures that are to be rehearsed in this worker, if any.
-        keepers: Of backups; those of the chief count.
+        backups: The job's.
         last_kept: See `Beat.kept`.
-        origin: The folder of the backup that the job goes on from; "" for none.
-        epoch_ends_matter: Whether a backup is to be made at the end of each epoch.
     """
 
     def __init__(
@@ -62,13 +61,9 @@ class Journal:
         self.phases = 0
         self.active: Any = None
         self.injector: Injector | None = None
-        self.keepers: list[Keeper] = []
-        self.epoch_ends_matter = False
+        self.backups = JobBackups(identity, memory)
         self.last_kept = (0.0, 0.0)
-        self._backup_steps = 0
-        self.origin = ""
         self._notice: Notice | None = None
-        self._hears_of_keepers = False
         self._snapshot: State | None = None
         self._finished: dict[int, State] = {}
         self._agreed = False
@@ -80,20 +75,26 @@ class Journal:
         """Whether this worker writes its node's snapshots."""
         return self.identity.local_rank == 0
 
-    def begin(self, communicator: Communicator) -> tuple[int, State | None, State | None]:
+    def begin(
+        self, communicator: Communicator, keepers: Sequence[Keeper] = ()
+    ) -> tuple[int, State | None, State | None]:
         """A phase begins, on all workers.
+
+        Args:
+            communicator: Of the workers.
+            keepers: Of backups of this phase only.
 
         Returns:
             Its number; the state at its end if it is finished; else its snapshot if there
             is one.
         """
         number = self.phases
-        unread = self._hear_of_backups(communicator)
+        unread = self.backups.begin_phase(keepers, communicator)
         if not self._agreed:
             self._agreed = True
             self._agree(communicator)
-        if unread and not self._knows_of(number):
-            self._load_backup(communicator)
+        if unread and not self._knows_of(number) and self.backups.load(communicator):
+            self._agree(communicator)
         self.phases += 1
         finished = self._finished.pop(number, None)
         snapshot, mine = self._snapshot, None
@@ -117,15 +118,7 @@ class Journal:
         """
         if self.is_writer:
             self.memory.write(state)
-            for keeper in self._writing_keepers:
-                keeper.snapshot_taken(state)
-
-    def stopping(self, communicator: Communicator) -> None:
-        """All workers stop after this step; returns when the last backup is written."""
-        if self._hears_of_keepers:
-            for keeper in self._writing_keepers:
-                keeper.stopping()
-            communicator.barrier("the last backup")
+            self.backups.snapshot_taken(state)
 
     def finish(self, state: State) -> None:
         """Keeps the state at the end of a phase; drops the oldest where they take too much."""
@@ -137,8 +130,7 @@ class Journal:
             logger.warning("The end of this training can't be kept. %s", error)
             return
         self._make_room()
-        for keeper in self._writing_keepers:
-            keeper.phase_finished(state)
+        self.backups.phase_finished(state)
 
     def _make_room(self) -> None:
         sizes = self.memory.archive_sizes()
@@ -164,87 +156,19 @@ class Journal:
         if self.page is not None:
             self.page.update(activity)
 
-    # Backups ------------------------------------------------------------------------
-
-    def add_keeper(self, keeper: Keeper) -> None:
-        """Has backups kept, and the newest used where there is nothing in memory.
-
-        Raises:
-            ConfigError: Its folder can't be written to.
-        """
-        if self.identity.rank == 0:
-            keeper.start()
-        self.keepers.append(keeper)
+    def listen(self) -> None:
+        """From now on SIGTERM asks for a stop, as there are backups."""
         if self._notice is None:
             if self.page is None:
                 self.page = ProgressPage.create()
-            self._notice = Notice(self.page, lambda: self.active is not None, self._flush)
+            self._notice = Notice(self.page, lambda: self.active is not None, self.backups.flush)
             self._notice.listen()
-
-    @property
-    def backup_is_overdue(self) -> bool:
-        """Whether the chief wants a snapshot now."""
-        return any(keeper.is_overdue for keeper in self._writing_keepers)
-
-    def backup_is_due(self, step_before: int) -> bool:
-        """Whether one is wanted after the steps from `step_before` to now; alike on all workers."""
-        every = self._backup_steps
-        return every > 0 and self.step // every > step_before // every
-
-    @property
-    def keeps_backups(self) -> bool:
-        """Whether the chief keeps any, as heard at the beginning of the phase."""
-        return self._hears_of_keepers
-
-    @property
-    def _writing_keepers(self) -> list[Keeper]:
-        return self.keepers if self.identity.rank == 0 else []
-
-    def _flush(self) -> None:
-        for keeper in self._writing_keepers:
-            keeper.flush()
-
-    def _hear_of_backups(self, communicator: Communicator) -> bool:
-        """Learns from the chief when it wants backups, and whether it has a folder to look into."""
-        steps = [keeper.every.steps for keeper in self.keepers if keeper.every.steps]
-        mine = [
-            len(self.keepers),
-            any(keeper.unread for keeper in self.keepers),
-            any(keeper.every.epochs for keeper in self.keepers),
-            min(steps, default=0),
-        ]
-        chiefs = communicator.broadcast_numpy(np.array(mine, np.int64), name="backups").tolist()
-        self._hears_of_keepers = chiefs[0] > 0
-        self.epoch_ends_matter = chiefs[2] > 0
-        self._backup_steps = chiefs[3]
-        return chiefs[1] > 0
 
     def _knows_of(self, number: int) -> bool:
         """Whether memory holds anything of phase `number` or a later one."""
         snapshot = self._snapshot
         known = [*self._finished, -1 if snapshot is None else snapshot.meta["phase"]]
         return max(known) >= number
-
-    def _load_backup(self, communicator: Communicator) -> None:
-        """The chief takes its newest backup, and all take that from its memory."""
-        found = False
-        if self.identity.rank == 0:
-            if any(keeper.unread for keeper in self.keepers):
-                # Of phases that are finished, and would pass for newer.
-                for step in self.memory.steps():
-                    self.memory.discard(step)
-            for keeper in self.keepers:
-                if keeper.unread and not found and keeper.load():
-                    found, self.origin = True, keeper.place
-                keeper.unread = False
-        found = communicator.broadcast_numpy(np.array([found], np.int64), name="backup found")
-        if found[0]:
-            self.origin = self.origin or ", ".join(keeper.place for keeper in self.keepers)
-            if self.is_writer and self.identity.rank != 0:
-                for step in self.memory.steps():
-                    self.memory.discard(step)
-            communicator.barrier("backup")
-            self._agree(communicator)
 
     # What there is to go on from --------------------------------------------------
 

@@ -37,11 +37,11 @@ class Phase:
         self.communicator = communicator
         self.number = number
         every = journal.identity.snapshot_every
-        self.is_kept = number >= 0 and (every != 0 or journal.keeps_backups)
+        self.is_kept = number >= 0 and (every != 0 or journal.backups.are_kept)
         self._beat = Beat(
             communicator, journal.page, every if number >= 0 else 0, journal.last_kept
         )
-        self._beat.backup_is_overdue = lambda: journal.backup_is_overdue
+        self._beat.backup_is_overdue = lambda: journal.backups.is_overdue
         self._recent_s: collections.deque[float] = collections.deque(maxlen=_RECENT_STEPS)
         self._step_began_s = 0.0
         self._last_snapshot_step = -1
@@ -96,7 +96,7 @@ class Phase:
 
     @property
     def _came_from(self) -> str:
-        place = self.journal.origin
+        place = self.journal.backups.origin
         if not place:
             return ""
         return (
@@ -141,7 +141,7 @@ class Phase:
         self._recent_s.append(now_s - self._step_began_s)
         if journal.page is not None:
             journal.page.update(step=journal.step, slowest_step_s=max(self._recent_s))
-        decision = self._beat.after_step(due=journal.backup_is_due(before))
+        decision = self._beat.after_step(due=journal.backups.is_due(before, journal.step))
         if decision is not None:
             self._follow(decision.snapshot, decision.stop, in_epoch=True)
         if journal.injector is not None:
@@ -150,7 +150,7 @@ class Phase:
 
     def between_epochs(self) -> None:
         """A beat between two epochs, on all workers."""
-        decision = self._beat.now(due=self.journal.epoch_ends_matter)
+        decision = self._beat.now(due=self.journal.backups.epoch_ends_matter)
         self._follow(decision.snapshot, decision.stop, in_epoch=False)
 
     def mended(self) -> None:
@@ -166,12 +166,15 @@ class Phase:
             self._beat.took_snapshot(began_s)
         if stop:
             self.journal.doing(Activity.SAVING)
-            self.journal.stopping(self.communicator)
+            self.journal.backups.stopping(self.communicator)
             if self.communicator.rank == 0:
+                goes_on = "the training goes on from there"
+                if not self.journal.backups.are_kept:
+                    goes_on = "this training begins anew, as no backups are kept of it"
                 logger.warning(
-                    "Stopped after step %d, as asked for. Started again, the training goes on "
-                    "from there (exit code %d).",
+                    "Stopped after step %d, as asked for. Started again, %s (exit code %d).",
                     self.journal.step,
+                    goes_on,
                     Preempted.exit_code,
                 )
             # Not an Exception: a script that goes on after failures must not go on after this.

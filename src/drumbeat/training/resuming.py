@@ -23,6 +23,7 @@ from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.training import holdings, journal, positions, randomness, stopping
 from drumbeat.training.callback_state import PythonState, pickled
 from drumbeat.training.journal import Journal
+from drumbeat.training.keeping import Keeper
 from drumbeat.training.phases import Phase
 from drumbeat.training.positions import Position, Start, Watched
 
@@ -50,7 +51,11 @@ def begin(
             # Not all workers may come here: it has no number.
             return FitPhase(own, communicator, -1, model, arguments, 1, None, None)
     shards = 1 if strategy is None else strategy.extended.replicas.count
-    number, finished, snapshot = own.begin(communicator)
+    callbacks = stopping.each(arguments.get("callbacks"))
+    keepers = [getattr(callback, "keeper", None) for callback in callbacks]
+    number, finished, snapshot = own.begin(
+        communicator, [keeper for keeper in keepers if isinstance(keeper, Keeper)]
+    )
     return FitPhase(own, communicator, number, model, arguments, shards, finished, snapshot)
 
 
@@ -217,7 +222,7 @@ class FitPhase(Phase):
         self._kept_logs = None
         self.journal.doing(Activity.BETWEEN_EPOCHS)
         # A long evaluation is a long time without a beat.
-        wanted = self._has_evaluated or self.journal.epoch_ends_matter
+        wanted = self._has_evaluated or self.journal.backups.epoch_ends_matter
         if wanted and not self.model.stop_training:
             self.between_epochs()
 

@@ -18,11 +18,12 @@ import tensorflow as tf
 from drumbeat.cluster.identity import Identity
 from drumbeat.cluster.recording import Recording
 from drumbeat.data.pipelines import keep_alike, unlock_caches
+from drumbeat.state.backups import DEFAULT_KEEP
 from drumbeat.strategies import stand_in
 from drumbeat.strategies.determinism import same_bytes_everywhere
 from drumbeat.training import journal, record
 from drumbeat.training.integrate import integrate
-from drumbeat.training.keeping import Every, Keeper
+from drumbeat.training.keeping import Every
 
 
 def install(env: Mapping[str, str] | None = None) -> None:
@@ -65,4 +66,5 @@ def _keep_backups(identity: Identity) -> None:
     own = journal.own()
     if own is not None and identity.backup_dir is not None:
         every = Every(seconds=identity.backup_every_s)
-        own.add_keeper(Keeper(identity, own.memory, identity.backup_dir, every))
+        own.backups.keep_all(own.backups.keeper(identity.backup_dir, every, DEFAULT_KEEP))
+        own.listen()
