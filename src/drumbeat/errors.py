@@ -57,3 +57,10 @@ class Preempted(DrumbeatError):
     """
 
     exit_code = 75
+
+
+class Regrouped(SystemExit):
+    """Ends a worker after a snapshot, to go on with another number of nodes.
+
+    No Exception: a script that goes on after failures must not go on after this.
+    """

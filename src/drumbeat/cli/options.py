@@ -13,6 +13,7 @@ from drumbeat.cli.check import check
 from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, EXACT_SHARDS
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
 from drumbeat.launch import parent, settings
+from drumbeat.launch.sizes import parse_workers
 from drumbeat.launch.start import run_job
 
 app = typer.Typer(
@@ -69,8 +70,14 @@ def run(
         ),
     ],
     workers: Annotated[
-        Number,
-        typer.Option("-n", "--workers", metavar="N", help="Workers on this machine (default 1)."),
+        Text,
+        typer.Option(
+            "-n",
+            "--workers",
+            metavar="N|MIN:MAX",
+            help="Workers on this machine (default 1). MIN:MAX: of the whole job, which goes on "
+            "without lost machines while MIN workers are left.",
+        ),
     ] = None,
     module: Annotated[
         bool, typer.Option("-m", "--module", metavar="", help="SCRIPT is the name of a module.")
@@ -270,7 +277,7 @@ def run(
     arguments = settings.RunArguments(
         command=tuple(command),
         is_module=module,
-        workers=workers,
+        workers=parse_workers(workers),
         ps=ps,
         nodes=nodes,
         node_rank=node_rank,

@@ -35,11 +35,17 @@ class Kind(str, enum.Enum):
     """A user or a platform stopped the job."""
     PREEMPTED = "preempted"
     """The workers stopped at their platform's notice; the platform starts the job again."""
+    SHRUNK = "shrunk"
+    """A node was lost and has not come back; the job goes on without it."""
+    REGROUPED = "regrouped"
+    """The workers stopped after a snapshot, to go on with another number of nodes."""
 
 
 # What a script does again if nothing changes. A kill, a hang and a lost node are chance.
 _REPEATABLE = (Kind.EXCEPTION, Kind.EXIT, Kind.CRASH, Kind.ECHO)
 _FINAL = (Kind.MISTAKE, Kind.STOPPED, Kind.PREEMPTED)
+# Ends of attempts that are no failures of the training.
+_MOVES = (Kind.SHRUNK, Kind.REGROUPED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,19 +95,23 @@ def decide(history: Sequence[Ended], max_restarts: int) -> Restart | GiveUp:
     - Anything else is tried again, at most `max_restarts` times in a row without
       progress. Progress is a step that no attempt has reached before.
     - The first restart in a row is immediate, the next ones wait 1, 2, 4 … 30 s.
+    - Where a job has shrunk or grown, it goes on at once; that is no failure.
 
     Args:
         history: How all attempts so far have ended, oldest first; at least one.
         max_restarts: 0 for never.
     """
     last = history[-1]
-    before = history[-2] if len(history) > 1 else None
     if last.kind in _FINAL or max_restarts == 0:
         return GiveUp()
+    if last.kind in _MOVES:
+        return Restart(delay_s=0.0)
+    failed = [ended for ended in history if ended.kind not in _MOVES]
+    before = failed[-2] if len(failed) > 1 else None
     if last.kind in (Kind.EXCEPTION, Kind.EXIT) and not any(ended.furthest for ended in history):
         return GiveUp()
     if last.kind in _REPEATABLE and before is not None and _is_same(before, last):
-        times = _times_in_a_row(history)
+        times = _times_in_a_row(failed)
         return GiveUp(
             why=f"This has happened {times} times in a row {_at(last.step)}, so it would happen "
             "again: it is no accident but the script's own, or its data's."
@@ -116,10 +126,10 @@ def restarts_without_progress(history: Sequence[Ended]) -> int:
     """How many of the last attempts were restarts that got no further than those before."""
     count = furthest = 0
     for number, ended in enumerate(history):
-        if number and ended.furthest <= furthest:
-            count += 1
-        else:
+        if not number or ended.furthest > furthest:
             count = 0
+        elif ended.kind not in _MOVES:
+            count += 1
         furthest = max(furthest, ended.furthest)
     return count
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 
 from pydantic import TypeAdapter, ValidationError
 
-from drumbeat.control.restart import Ended
+from drumbeat.control.restart import Ended, Kind
 from drumbeat.errors import RendezvousError
 from drumbeat.launch.failures import Failure, root_cause
 
@@ -35,6 +35,7 @@ class Standing:
         furthest: Finished steps that a worker of this node reached in it.
         snapshot: Step of the newest snapshot on this node; -1 for none.
         fired: Bit i is set where fault i of `--inject` is known to have happened.
+        nodes: Ranks of the nodes that took part in that attempt.
     """
 
     job_id: str = ""
@@ -43,6 +44,7 @@ class Standing:
     furthest: int = 0
     snapshot: int = -1
     fired: int = 0
+    nodes: tuple[int, ...] = ()
 
     @property
     def attempts(self) -> int:
@@ -60,6 +62,8 @@ class Agreement:
         cause: Why the last of them did; None if nobody has seen it.
         snapshot: Step of the newest snapshot on any node; -1 for none.
         fired: As in `Standing`, of all nodes.
+        left: Ranks of nodes that took part in the last attempt, and are absent now.
+        new: Ranks of those that did not, and are here now.
     """
 
     job_id: str
@@ -67,6 +71,8 @@ class Agreement:
     cause: Failure | None
     snapshot: int
     fired: int
+    left: tuple[int, ...] = ()
+    new: tuple[int, ...] = ()
 
 
 _HISTORY = TypeAdapter(tuple[Ended, ...])
@@ -81,6 +87,7 @@ def to_values(standing: Standing, node_rank: int, num_nodes: int) -> dict[str, s
         "furthest": standing.furthest,
         "snapshot": standing.snapshot,
         "fired": standing.fired,
+        "nodes": list(standing.nodes),
     }
     if standing.failure is not None:
         event = standing.failure.to_event()
@@ -98,7 +105,7 @@ def from_values(values: Mapping[str, str]) -> list[Standing]:
     return [_parse(values[f"{_KEY}{rank}"]) for rank in ranks]
 
 
-def agree(standings: list[Standing]) -> Agreement:
+def agree(standings: list[Standing], here: tuple[int, ...] = ()) -> Agreement:
     """What follows from what all agents know.
 
     Who has seen most attempts knows the job; failures of an earlier attempt than the
@@ -106,16 +113,21 @@ def agree(standings: list[Standing]) -> Agreement:
 
     Args:
         standings: Those of all nodes, by node rank; at least one.
+        here: Ranks of these nodes; needed where nodes may stay away.
     """
     attempts = max(standing.attempts for standing in standings)
     history = max((standing.history for standing in standings), key=len)
     seen = [standing for standing in standings if standing.attempts == attempts]
     failures = [standing.failure for standing in seen if standing.failure is not None]
     cause = root_cause(failures) if failures else None
+    before = {rank for standing in seen for rank in standing.nodes}
+    left = tuple(sorted(before - set(here))) if here else ()
+    new = tuple(sorted(set(here) - before)) if before else ()
     if cause is not None and len(history) < attempts:
         furthest = max(standing.furthest for standing in seen)
+        is_smaller = cause.policy_kind is Kind.NODE_LOST and left
         ended = Ended(
-            kind=cause.policy_kind,
+            kind=Kind.SHRUNK if is_smaller else cause.policy_kind,
             what=cause.policy_what,
             step=cause.step,
             furthest=max(furthest, cause.step),
@@ -127,6 +139,8 @@ def agree(standings: list[Standing]) -> Agreement:
         cause=cause,
         snapshot=max(standing.snapshot for standing in standings),
         fired=functools.reduce(operator.or_, (standing.fired for standing in standings)),
+        left=left,
+        new=new,
     )
 
 
@@ -141,6 +155,7 @@ def _parse(text: str) -> Standing:
             furthest=int(content["furthest"]),
             snapshot=int(content["snapshot"]),
             fired=int(content["fired"]),
+            nodes=tuple(int(rank) for rank in content["nodes"]),
         )
     except (ValueError, TypeError, KeyError, ValidationError) as error:
         raise RendezvousError(

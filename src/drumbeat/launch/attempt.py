@@ -114,6 +114,8 @@ class Attempt:
             ConfigError: A fault is to strike a worker that this job doesn't have.
         """
         settings, world_size = self._settings, self._cluster.world_size
+        if settings.min_nodes < settings.nodes:
+            world_size = settings.workers * settings.nodes  # at some time
         faults.check_places(settings.faults, workers=world_size, nodes=settings.nodes)
         if self._collectives == "mpi" and not self._settings.lone_task:
             self._pmi = self._serve_mpi()
@@ -142,6 +144,15 @@ class Attempt:
                 # Those that don't train at the moment don't look.
                 self._parent.notify_worker(name, signal.SIGTERM)
         return bool(accepting)
+
+    def ask_to_regroup(self) -> None:
+        """Asks the workers to end, all after the same step and with a snapshot of it."""
+        for page in self._pages.values():
+            page.request(Request.REGROUP)
+
+    async def let_end(self, grace_s: float, hurry: asyncio.Event) -> None:
+        """Waits for workers that are about to end."""
+        await self._ends(grace_s, hurry)
 
     async def let_save(self, grace_s: float, hurry: asyncio.Event) -> None:
         """After the first worker has stopped to make room: lets the others do so."""
@@ -283,8 +294,9 @@ class Attempt:
             tf_config=task.tf_config,
             mpi=mpi,
         )
-        # Every node has ranks, so its number among those that have any is its own.
-        memory_path = str(shared_memory_path(self._mpi_name, settings.node_rank)) if mpi else ""
+        sizes = sync_sizes(settings, self._client.roster)
+        number = sum(size > 0 for size in sizes[: settings.node_rank])
+        memory_path = str(shared_memory_path(self._mpi_name, number)) if mpi else ""
         return WorkerRequest(
             name=task.name,
             command=settings.command,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drumbeat.control import hang
-from drumbeat.control.restart import Ended, GiveUp, Kind, decide, restarts_without_progress
+from drumbeat.control.restart import Ended, GiveUp, Kind, decide
 from drumbeat.errors import Preempted, RendezvousError
 from drumbeat.launch import agreement, environment
 from drumbeat.launch.agreement import Standing
@@ -17,9 +17,10 @@ from drumbeat.launch.attempt import Attempt, Machine
 from drumbeat.launch.console import Console
 from drumbeat.launch.failures import Failure, root_cause
 from drumbeat.launch.meeting import Meeting
-from drumbeat.launch.plan import tasks_on_node
+from drumbeat.launch.notes import going_on, times
+from drumbeat.launch.plan import sync_sizes, tasks_on_node
 from drumbeat.launch.processes import ParentError, ParentProcess
-from drumbeat.launch.rendezvous import NodesLost
+from drumbeat.launch.rendezvous import JobOver, NodesLost
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.watch import Watch
 from drumbeat.state.memory import SnapshotMemory
@@ -28,6 +29,7 @@ STOP_GRACE_S = 2.0
 FAILURE_GRACE_S = 1.0
 TELL_TIMEOUT_S = 5.0
 REJOINING_EVERY_S = 30.0  # Says so often who is missing; it can take many minutes.
+REGROUP_TIMEOUT_S = 15.0  # For a node that has just asked to be let in.
 PARENT_TRIES = 5
 SLOW_START_S = 8.0  # After this long without a sign, say what is going on.
 _FINAL = (Kind.MISTAKE, Kind.STOPPED, Kind.PREEMPTED)
@@ -106,7 +108,8 @@ class Attempts:
         self._standing = Standing()
         self._fired = 0
         self._fences = 0
-        self.meeting = Meeting(settings, on_waiting=console.note)
+        self._ready = asyncio.Event()
+        self.meeting = Meeting(settings, on_waiting=console.note, ready=self._ready)
         self.current: Attempt | None = None
 
     async def run(self) -> Outcome:
@@ -125,6 +128,8 @@ class Attempts:
                 failures = await self._train()
             except NodesLost as error:
                 failures = [self.meeting.lost_failure(error)]
+            except JobOver:
+                return Outcome(code=0, summary="The job finished before this node could join it.")
             except _NotBack as error:
                 return Outcome(code=1, heading=error.heading, body=str(error))
             if not failures:
@@ -181,6 +186,7 @@ class Attempts:
             )
             try:
                 await self._parent.ready(settings.start_timeout_s)
+                self._ready.set()
                 return
             except ParentError as error:
                 # What it can't import, it never can; a kill is chance, as it is of a worker.
@@ -193,29 +199,41 @@ class Attempts:
 
     async def _meet(self) -> None:
         """Meets the other nodes, for the first time or anew, and agrees on the collectives."""
-        if self._collectives and not self.meeting.is_broken:
+        meeting, settings = self.meeting, self._settings
+        grows = bool(meeting.joining)
+        if self._collectives and not meeting.is_broken and not grows:
             return
-        settings = self._settings
         self._fences = 0
-        if not self.meeting.is_broken:
-            await self.meeting.start(ports=self._task_count, timeout_s=settings.start_timeout_s)
+        if grows and not meeting.is_broken:
+            await self._meet_anew(self._standing.failure, REGROUP_TIMEOUT_S)
+        elif not meeting.is_broken:
+            await meeting.start(ports=self._task_count, timeout_s=settings.start_timeout_s)
         else:
-            await self._meet_anew(self.meeting.lost_failure(), settings.rejoin_timeout_s)
+            lost = meeting.lost_failure()
+            if not (grows and lost.consequence):
+                self._note_loss(lost)
+            await self._meet_anew(lost, settings.rejoin_timeout_s)
         self._collectives = await self._agree_on_collectives()
 
-    async def _meet_anew(self, lost: Failure, timeout_s: float) -> None:
-        await self.meeting.close(again=True)
+    def _note_loss(self, lost: Failure) -> None:
         self._console.note(
-            f"{lost.note} {lost.text} Waiting up to {timeout_s:g} s for the same command to be "
-            "started there again (--rejoin-timeout)."
+            f"{lost.note} {lost.text} Waiting up to {self._settings.rejoin_timeout_s:g} s for the "
+            "same command to be started there again (--rejoin-timeout)."
         )
+
+    async def _meet_anew(self, lost: Failure | None, timeout_s: float) -> None:
+        await self.meeting.close(again=True)
         self.meeting = self.meeting.another()
         self.meeting.attempt = self._standing.attempts + 1
         try:
             await self.meeting.start(
                 ports=self._task_count, timeout_s=timeout_s, waiting_every_s=REJOINING_EVERY_S
             )
+        except JobOver:
+            raise
         except RendezvousError as error:
+            if lost is None:
+                raise
             raise _NotBack(lost, timeout_s, error) from None
 
     async def _agree_on_collectives(self) -> str:
@@ -255,16 +273,19 @@ class Attempts:
             if cause is None:
                 raise
             return self._failed(cause)
-        agreed = agreement.agree(agreement.from_values(found))
+        here = self.meeting.present
+        agreed = agreement.agree(agreement.from_values(found), here)
         self._fired |= agreed.fired
-        self._standing = Standing(job_id=agreed.job_id or client.job_id, history=agreed.history)
+        self._standing = Standing(
+            job_id=agreed.job_id or client.job_id, history=agreed.history, nodes=here
+        )
         self.meeting.attempt = len(agreed.history) + 1
         if agreed.cause is None:
             return None
         decision = decide(agreed.history, settings.max_restarts)
         if isinstance(decision, GiveUp):
             return self._failed(agreed.cause, decision.why)
-        self._console.note(_restarting(agreed, agreed.cause, decision.delay_s))
+        self._console.note(going_on(agreed, agreed.cause, decision.delay_s, self._world_size))
         if agreed.cause.kind is Kind.HANG:
             # Of all other failures the workers' own output tells.
             self._console.note(agreed.cause.text)
@@ -275,7 +296,14 @@ class Attempts:
         """One attempt; returns its failures."""
         assert self._parent is not None  # noqa: S101
         patience = hang.patience([ended.kind for ended in self._standing.history])
-        watch = Watch(self._settings, self._parent, self.meeting, self._console.note, patience)
+        watch = Watch(
+            self._settings,
+            self._parent,
+            self.meeting,
+            self._console.note,
+            patience,
+            self._on_joins,
+        )
         self.current = Attempt(
             self._settings,
             machine=self._machine,
@@ -297,9 +325,17 @@ class Attempts:
             self._parent.kill()
             return [await watch.parent_lost(error)]
         failures = await watch.run()
-        if failures and root_cause(failures).policy_kind is Kind.PREEMPTED:
+        kind = root_cause(failures).policy_kind if failures else None
+        if kind is Kind.PREEMPTED:
             await self.current.let_save(self._settings.grace_s, self._hurry)
+        elif kind is Kind.REGROUPED:
+            await self.current.let_end(self._settings.grace_s, self._hurry)
         return failures
+
+    def _on_joins(self) -> None:
+        """A node waits to be let in."""
+        if self.current is not None:
+            self.current.ask_to_regroup()
 
     async def _end_attempt(self, cause: Failure) -> None:
         """Clears the ground for the next attempt."""
@@ -320,8 +356,10 @@ class Attempts:
 
     def _success(self, seconds: float) -> Outcome:
         history = self._standing.history
+        self.meeting.succeeded = True
         self._grace_s = FAILURE_GRACE_S
-        after = f", after {_times(len(history), 'restart')}" if history else ""
+        restarts = sum(ended.kind is not Kind.REGROUPED for ended in history)
+        after = f", after {times(restarts, 'restart')}" if restarts else ""
         summary = f"Finished in {seconds:.1f} s{after}. Logs are in {self._run_dir}"
         return Outcome(code=0, summary=summary, history=history)
 
@@ -334,25 +372,13 @@ class Attempts:
         )
 
     @property
+    def _world_size(self) -> int:
+        return sum(sync_sizes(self._settings, self.meeting.client.roster))
+
+    @property
     def _task_count(self) -> int:
         settings = self._settings
         return tasks_on_node(settings, settings.node_rank, settings.workers)
-
-
-def _restarting(agreed: agreement.Agreement, cause: Failure, delay_s: float) -> str:
-    if agreed.snapshot < 0:
-        place = "from the start of the script"
-    else:
-        place = f"from the last snapshot (step {agreed.snapshot})"
-    when = f" in {delay_s:g} s" if delay_s else ""
-    in_vain = restarts_without_progress(agreed.history)
-    vain = f" {_times(in_vain, 'restart')} made no progress." if in_vain else ""
-    number = len(agreed.history) + 1
-    return f"{cause.note}{vain} Starting all workers again{when} {place} (attempt {number})."
-
-
-def _times(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count > 1 else ''}"
 
 
 def _log_name(stem: str, node_rank: int) -> str:

@@ -160,7 +160,12 @@ def root_cause(failures: Sequence[Failure]) -> Failure:
         failures: At least one, in the order in which they became known.
     """
     assert failures, "nothing failed"  # noqa: S101
-    return min(failures, key=lambda failure: (failure.consequence, failure.is_crash))
+    return min(failures, key=_distance)
+
+
+def _distance(failure: Failure) -> tuple[bool, bool, bool]:
+    """How far it is from being a cause."""
+    return failure.consequence, failure.is_crash, failure.kind is Kind.REGROUPED
 
 
 def explanation(stderr: str, stdout: str) -> str:

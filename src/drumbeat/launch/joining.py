@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from typing import Any
 
 from drumbeat.errors import RendezvousError
 from drumbeat.launch import wire
-from drumbeat.launch.roster import Node, missing_nodes
+from drumbeat.launch.roster import JobOver, Node, missing_nodes
 
 _RETRY_S = 0.5
+_SLACK_S = 20.0  # Of the server, for nodes that live but are late.
+_ENDED = "The job has failed or was stopped while this node waited to be let in."
 
 
 class Joining:
@@ -28,6 +30,9 @@ class Joining:
         num_nodes: int,
         expected: tuple[str, ...],
         timeout_s: float,
+        ready: asyncio.Event | None,
+        wanted: Collection[int] | None,
+        sure: Collection[int] | None,
     ) -> None:
         self._address = address
         self._where = f"{address[0]}:{address[1]}"
@@ -41,6 +46,9 @@ class Joining:
         self._missing: list[int] | None = None
         self._refused: list[str] = []
         self._channel: wire.Channel | None = None
+        self._ready = ready
+        self._known = {"wanted": wanted, "sure": sure}
+        self._later = False
 
     async def report(self, on_waiting: Callable[[str], None], every_s: float) -> None:
         """Calls `on_waiting` with the state of things until cancelled."""
@@ -72,7 +80,7 @@ class Joining:
                     return channel, welcome
                 if self._left_s() <= 0:
                     break
-            self._missing = None
+            self._missing, self._later = None, False
             await asyncio.sleep(min(_RETRY_S, max(0.0, self._left_s())))
         raise RendezvousError(self._failure())
 
@@ -101,22 +109,35 @@ class Joining:
         self, channel: wire.Channel, heartbeat_s: float, lost_after_s: float
     ) -> dict[str, Any] | None:
         request = {"type": "join", "node": asdict(self._node), "num_nodes": self._num_nodes}
+        request |= {key: sorted(ranks) for key, ranks in self._known.items() if ranks is not None}
         beating = asyncio.create_task(beat(channel, heartbeat_s))
+        knocking: asyncio.Task[None] | None = None
         try:
             channel.send(request)
             self._channel = channel
             while (left_s := self._left_s()) > 0:
                 message = await channel.receive(min(lost_after_s, left_s))
+                if self._later:
+                    self._extend(self._timeout_s)  # its heartbeats vouch for the job
                 match message["type"]:
                     case "roster":
                         return message
                     case "waiting":
                         self._missing, self._refused = message["missing"], message["refused"]
+                        if "left_s" in message:
+                            # Its wait decides, and begins when it does.
+                            self._extend(message["left_s"] + _SLACK_S)
+                    case "later":
+                        self._later = True
+                        knocking = knocking or asyncio.create_task(self._knock(channel))
                     case "ping":
                         channel.send({"type": "beat"})
                     case "refused" | "closing" as kind:
                         reason = _turned_away(kind, str(message["reason"]))
+                        if message.get("succeeded") is True:
+                            raise JobOver(reason)
                         if message.get("again") is not True:
+                            reason = _ENDED if self._later else reason
                             raise RendezvousError(reason)
                         self._problem = reason
                         break
@@ -127,12 +148,27 @@ class Joining:
         finally:
             self._channel = None
             beating.cancel()
+            if knocking is not None:
+                knocking.cancel()
         return None
+
+    async def _knock(self, channel: wire.Channel) -> None:
+        """Asks to be let in as soon as this node can start workers."""
+        if self._ready is not None:
+            await self._ready.wait()
+        with contextlib.suppress(OSError):
+            channel.send({"type": "ready"})
+
+    def _extend(self, seconds: float) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._deadline = max(self._deadline, now_s + seconds)
 
     def _left_s(self) -> float:
         return self._deadline - asyncio.get_running_loop().time()
 
     def _state(self) -> str:
+        if self._later:
+            return "the job, which has begun without this node, to let it in"
         if self._missing is None:
             return f"the rendezvous at {self._where} ({self._problem})"
         here = self._num_nodes - len(self._missing)

@@ -17,7 +17,7 @@ from drumbeat.control.restart import Kind
 from drumbeat.errors import RendezvousError
 from drumbeat.launch.failures import Failure
 from drumbeat.launch.ports import PortReservation, network_interface, reserve_ports
-from drumbeat.launch.rendezvous import Client, Node, NodesLost, Server
+from drumbeat.launch.rendezvous import LATE_S, Client, Node, NodesLost, Server
 from drumbeat.launch.settings import RunSettings
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -32,10 +32,26 @@ class Meeting:
     Attributes:
         client: The connection to the other agents, once `start` has returned.
         attempt: Number of the job's attempt, which what is told belongs to.
+        joining: Ranks of absent nodes that wait for the others to meet anew.
+        succeeded: The job has, so that the next goodbye is the last.
     """
 
-    def __init__(self, settings: RunSettings, *, on_waiting: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        *,
+        on_waiting: Callable[[str], None],
+        ready: asyncio.Event | None = None,
+        wanted: frozenset[int] | None = None,
+        sure: frozenset[int] | None = None,
+    ) -> None:
+        """Args: what to run; what to tell of a wait; see `Client.join` for the others."""
         self.attempt = 1
+        self.joining: set[int] = set()
+        self.succeeded = False
+        self._ready = ready
+        self._wanted = wanted
+        self._sure = sure
         self._settings = settings
         self._on_waiting = on_waiting
         self._server: Server | None = None
@@ -47,7 +63,17 @@ class Meeting:
 
     def another(self) -> Meeting:
         """The next meeting of the same node."""
-        meeting = Meeting(self._settings, on_waiting=self._on_waiting)
+        wanted, sure = self._wanted, self._sure
+        if self._client is not None:
+            wanted = frozenset(self.present) | self.joining
+            sure = frozenset(self.present) - self._client.gone
+        meeting = Meeting(
+            self._settings,
+            on_waiting=self._on_waiting,
+            ready=self._ready,
+            wanted=wanted,
+            sure=sure,
+        )
         # The name of a lost node 0 may be unknown until its replacement is there.
         meeting._host = self._host
         return meeting
@@ -57,6 +83,11 @@ class Meeting:
         """The connection to the other agents."""
         assert self._client is not None, "start comes first"  # noqa: S101
         return self._client
+
+    @property
+    def present(self) -> tuple[int, ...]:
+        """Ranks of the nodes that take part."""
+        return tuple(node.node_rank for node in self.client.roster if not node.is_absent)
 
     @property
     def is_broken(self) -> bool:
@@ -86,9 +117,17 @@ class Meeting:
             return
         assert settings.rendezvous is not None, "plan_run sees to it"  # noqa: S101
         if settings.node_rank == 0:
-            self._server = await Server.start(settings.rendezvous, settings.token, settings.nodes)
+            self._server = await Server.start(
+                settings.rendezvous,
+                settings.token,
+                settings.nodes,
+                min_nodes=settings.min_nodes,
+                timeout_s=timeout_s,
+            )
         address = self._server.address if self._server else settings.rendezvous
         self._host = self._host or _address_towards(settings.rendezvous)
+        if settings.min_nodes < settings.nodes:
+            timeout_s += LATE_S  # whoever hosts it decides, and may begin later
         self._client = await Client.join(
             address,
             settings.token,
@@ -99,6 +138,9 @@ class Meeting:
             waiting_every_s=waiting_every_s,
             expected=self._expected(),
             stopped=self._stopped,
+            ready=self._ready,
+            wanted=self._wanted,
+            sure=self._sure,
         )
 
     def release_ports(self) -> None:
@@ -210,11 +252,11 @@ class Meeting:
             # What was told last must be on its way to the others before the goodbye is.
             await asyncio.sleep(_DELIVERY_S)
         if again and self._server is not None:
-            await self._server.close("a node was lost", again=True)
+            await self._server.close("all meet anew", again=True)
         if self._client is not None:
             await self._client.leave(again=again)
         if self._server is not None:
-            await self._server.close()
+            await self._server.close(succeeded=self.succeeded)
         if self._ports is not None:
             self._ports.close()
 
@@ -236,10 +278,17 @@ class Meeting:
                 "shares": shares_text(settings.shares),
                 "seed": str(settings.seed),
                 "max_restarts": str(settings.max_restarts),
+                **self._size(),
                 "snapshot_every": str(settings.snapshot_every),
             },
             interface=_interface(host),
         )
+
+    def _size(self) -> dict[str, str]:
+        settings = self._settings
+        if settings.min_nodes == settings.nodes:
+            return {}
+        return {"workers": f"{settings.workers} a node, on {settings.min_nodes} nodes at least"}
 
     def _platform_ports(self) -> tuple[int, ...]:
         """The port that the platform gave to this task, if it can be used."""

@@ -14,10 +14,17 @@ from typing import Any
 from drumbeat.errors import RendezvousError
 from drumbeat.launch import wire
 from drumbeat.launch.joining import Joining, beat
-from drumbeat.launch.rendezvous_server import Server
-from drumbeat.launch.roster import Node, NodesLost, check_token, parse_roster
+from drumbeat.launch.rendezvous_server import LATE_S, Server
+from drumbeat.launch.roster import (
+    JobOver,
+    Node,
+    NodesLost,
+    check_token,
+    parse_roster,
+    with_absent,
+)
 
-__all__ = ["Client", "Node", "NodesLost", "Server"]
+__all__ = ["LATE_S", "Client", "JobOver", "Node", "NodesLost", "Server"]
 
 
 class Client:
@@ -25,13 +32,16 @@ class Client:
 
     Attributes:
         job_id: Random name of this run of the job, the same on all nodes.
-        roster: All nodes, by node rank.
+        roster: All nodes, by node rank; absent ones without a host and workers.
         events: What other agents told, as they passed it to `tell`, with the
             node rank of the teller under "from"; and {"type": "node_lost",
             "node_rank": k, "host": ..., "reason": ...} when a node drops out
             without goodbye, "node_left" when it leaves, and "rendezvous_lost"
             or "rendezvous_closed" with a "reason" when this node has lost touch
-            with all others; with "again" where those are about to meet anew.
+            with all others; with "again" where those are about to meet anew; and
+            {"type": "node_joins", "node_rank": k, "host": ...} when a node that is absent
+            waits to be let in when all meet anew.
+        gone: Ranks of nodes that are known to be lost.
         lost: The first of these events that tells of a loss, not of a goodbye; None
             as long as all nodes can be reached or have left.
     """
@@ -48,6 +58,7 @@ class Client:
         self.roster = roster
         self.job_id = job_id
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.gone: set[int] = set()
         self.lost: dict[str, Any] | None = None
         self._channel = channel
         self._heartbeat_s = heartbeat_s
@@ -73,6 +84,9 @@ class Client:
         on_waiting: Callable[[str], None],
         expected: Sequence[str] = (),
         stopped: asyncio.Event | None = None,
+        ready: asyncio.Event | None = None,
+        wanted: Collection[int] | None = None,
+        sure: Collection[int] | None = None,
         waiting_every_s: float = 5.0,
         heartbeat_s: float = 2.0,
         lost_after_s: float = 10.0,
@@ -92,17 +106,24 @@ class Client:
                 "worker 2 (10.0.0.7:2222)".
             stopped: Set when this node's user has stopped it: then the others, who wait
                 too, are told that nothing will come of it.
+            ready: Set when this node can start workers. Where the job goes on without it, it
+                is not interrupted before.
+            wanted: Ranks of the nodes to wait for, where not all have to come; None for all.
+            sure: Those of them that are known to live.
             waiting_every_s: See `on_waiting`.
             heartbeat_s: A sign of life is sent this often.
             lost_after_s: A node is lost when none has come for so long.
 
         Raises:
+            JobOver: The job went on without this node, and has succeeded.
             RendezvousError: At the deadline, saying who is missing or why the
                 server could not be reached; at once if the tokens differ, if this
                 node does not fit the others, or if the rendezvous was closed.
         """
         check_token(token)
-        joining = Joining(address, token, node, num_nodes, tuple(expected), timeout_s)
+        joining = Joining(
+            address, token, node, num_nodes, tuple(expected), timeout_s, ready, wanted, sure
+        )
         beside = [asyncio.create_task(joining.report(on_waiting, waiting_every_s))]
         if stopped is not None:
             beside.append(asyncio.create_task(joining.call_off(stopped)))
@@ -112,7 +133,7 @@ class Client:
             for task in beside:
                 task.cancel()
         client = cls(
-            parse_roster(welcome["nodes"]),
+            with_absent(parse_roster(welcome["nodes"]), num_nodes),
             job_id=welcome["job_id"],
             channel=channel,
             heartbeat_s=heartbeat_s,
@@ -234,6 +255,8 @@ class Client:
         except (wire.WireError, OSError) as error:
             reason = f"the connection to the rendezvous at {channel.peer} was lost: {error}"
         channel.abort()
+        if kind == "rendezvous_lost":
+            self.gone.add(0)
         event = {"type": kind, "reason": reason, "again": again}
         if again and self.lost is None:
             self.lost = event
@@ -243,8 +266,10 @@ class Client:
     def _handle(self, message: dict[str, Any]) -> None:
         if message["type"] == "event":
             event = message["event"]
-            if event.get("type") == "node_lost" and self.lost is None:
-                self.lost = event
+            if event.get("type") == "node_lost":
+                self.lost = self.lost or event
+                if event.get("again") is not True:
+                    self.gone.add(int(event["node_rank"]))
             self.events.put_nowait(event)
         elif message["type"] == "ping":
             with contextlib.suppress(RendezvousError):

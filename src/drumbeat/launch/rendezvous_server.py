@@ -18,6 +18,8 @@ from drumbeat.launch.roster import Node, check_token, missing_nodes, parse_node,
 
 _log = logging.getLogger(__name__)
 _HALF_OPEN = 64
+LATE_S = 15.0
+"""So much later than lost nodes those may come that are known to live."""
 _PING_BEATS = 2
 _PING_POLL_S = 0.02
 
@@ -49,7 +51,12 @@ class Server:
         self._listener: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._half_open = 0
+        self._least = num_nodes
+        self._due_s: float | None = None
+        self._wanted: set[int] | None = None
+        self._sure: set[int] | None = None
         self._nodes: dict[int, Node] = {}
+        self._later: dict[int, Node] = {}
         self._channels: dict[int, wire.Channel] = {}
         self._started = False
         self._gone: dict[int, str] = {}
@@ -66,10 +73,24 @@ class Server:
         token: str,
         num_nodes: int,
         *,
+        min_nodes: int | None = None,
+        timeout_s: float | None = None,
         heartbeat_s: float = 2.0,
         lost_after_s: float = 10.0,
     ) -> Server:
         """Listens at `address`; port 0 means any free one.
+
+        Args:
+            address: Where.
+            token: The shared secret.
+            num_nodes: How many nodes the job may have.
+            min_nodes: How many it must have; all if None. With fewer than `num_nodes`
+                the job starts when all are here whom a node that joins expects, and at
+                the latest after `timeout_s`. Others may join later: the event
+                "node_joins" tells of them, and they wait until all meet anew.
+            timeout_s: See there.
+            heartbeat_s: A sign of life is sent this often.
+            lost_after_s: A node is lost when none has come for so long.
 
         A name, or an address that is not this machine's own (NAT), means all of
         its addresses: many systems resolve their own name to a loopback address,
@@ -81,6 +102,10 @@ class Server:
         server = cls(token, num_nodes, heartbeat_s=heartbeat_s, lost_after_s=lost_after_s)
         check_token(token)
         listening = listen_at(address)
+        if min_nodes is not None and timeout_s is not None and min_nodes < num_nodes:
+            server._least = min_nodes
+            server._due_s = asyncio.get_running_loop().time() + timeout_s
+            server._spawn(server._end_wait(timeout_s))
         server._listener = await asyncio.start_server(server._accept, sock=listening)
         server._spawn(server._beat())
         return server
@@ -93,20 +118,26 @@ class Server:
         return ("127.0.0.1" if host in ("::", "0.0.0.0") else host), port
 
     async def close(
-        self, reason: str = "node 0 has closed the rendezvous", *, again: bool = False
+        self,
+        reason: str = "node 0 has closed the rendezvous",
+        *,
+        again: bool = False,
+        succeeded: bool = False,
     ) -> None:
         """Tells all nodes that are still here `reason`, and frees the port.
 
         Args:
             reason: A part of a sentence.
             again: The nodes are to meet anew, at the same address.
+            succeeded: The job has; for nodes that wait to join it.
         """
         if self._listener is not None:
             self._listener.close()
         for fence in self._fences.values():
             if fence.timer:
                 fence.timer.cancel()
-        self._broadcast({"type": "closing", "reason": reason, "again": again})
+        farewell = {"type": "closing", "reason": reason, "again": again, "succeeded": succeeded}
+        self._broadcast(farewell)
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -127,15 +158,22 @@ class Server:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._half_open += 1
+        node = None
         try:
-            greeted = await self._greet(reader, writer)
-        finally:
-            self._half_open -= 1
-        if greeted is None:
-            writer.close()
-            return
-        channel, request = greeted
-        node = await self._admit(channel, request)
+            try:
+                greeted = await self._greet(reader, writer)
+            finally:
+                self._half_open -= 1
+            if greeted is None:
+                writer.close()
+                return
+            channel, request = greeted
+            node = await self._admit(channel, request)
+        except asyncio.CancelledError:
+            # An end that has not been told why would wait for an answer.
+            if node is None:
+                writer.transport.abort()
+            raise
         if node is not None:
             await self._converse(node, channel)
         await channel.close()
@@ -169,10 +207,13 @@ class Server:
             node = parse_node(request.get("node"))
             await self._make_way(node.node_rank)
             here = {rank: other for rank, other in self._nodes.items() if rank not in self._gone}
+            here |= self._later
             reason = refusal(node, request.get("num_nodes"), here, self._num_nodes)
         except RendezvousError as error:
             node, reason = None, str(error)
-        if reason is None and self._started:
+        if node is not None and reason is None and self._started:
+            if node.node_rank not in self._nodes:
+                return self._admit_later(node, channel)
             # It replaces one that is lost; the others will meet it as soon as they know that.
             reason, again = "the job has not noticed yet that it lost a node", True
         if node is None or reason is not None:
@@ -183,9 +224,56 @@ class Server:
             return None
         self._nodes[node.node_rank] = node
         self._channels[node.node_rank] = channel
-        self._started = len(self._nodes) == self._num_nodes
+        self._note_known(request)
         self._announce()
         return node
+
+    def _admit_later(self, node: Node, channel: wire.Channel) -> Node:
+        """Lets it wait here for the others to meet anew."""
+        self._later[node.node_rank] = node
+        self._channels[node.node_rank] = channel
+        self._send(node.node_rank, {"type": "later"})
+        return node
+
+    def _note_known(self, request: Mapping[str, Any]) -> None:
+        """What a node knows of the others."""
+        if isinstance(request.get("wanted"), list):
+            self._wanted = set(request["wanted"]) | (self._wanted or set())
+        if isinstance(request.get("sure"), list):
+            sure = set(request["sure"])
+            self._sure = sure if self._sure is None else self._sure & sure
+
+    def _is_complete(self) -> bool:
+        wanted = self._wanted
+        if self._due_s is None or wanted is None:
+            wanted = set(range(self._num_nodes))
+        if self._due_s is not None:
+            late_s = asyncio.get_running_loop().time() - self._due_s
+            if late_s >= 0:
+                wanted = (self._sure or set()) if late_s < LATE_S else set()
+        return wanted <= self._nodes.keys() and len(self._nodes) >= self._least
+
+    async def _end_wait(self, timeout_s: float) -> None:
+        """Starts with those that are here, if they are enough."""
+        while (left_s := self._left_s()) > 0:
+            await asyncio.sleep(left_s)
+        self._announce()
+        if not self._started and self._sure and not self._sure <= self._nodes.keys():
+            # They live, and are about to end their workers.
+            await asyncio.sleep(LATE_S)
+            self._announce()
+        if not self._started:
+            missing = [rank for rank in range(self._num_nodes) if rank not in self._nodes]
+            reason = (
+                f"after {timeout_s:g} s {missing_nodes(missing, ())} had not come, and with "
+                f"{len(self._nodes)} of {self._num_nodes} nodes the job would have fewer workers "
+                f"than the least that --workers allows (expected at least {self._least} nodes)"
+            )
+            self._broadcast({"type": "closing", "reason": reason, "again": False})
+
+    def _left_s(self) -> float:
+        due_s = self._due_s or 0.0
+        return max(0.0, due_s - asyncio.get_running_loop().time())
 
     async def _make_way(self, rank: int) -> None:
         """Removes the node with this rank if it is dead and nobody has noticed.
@@ -204,17 +292,23 @@ class Server:
             if self._heard[rank] != heard or self._channels.get(rank) is not channel:
                 return
         channel.abort()
-        self._remove(self._nodes[rank], channel, "it did not answer when it was started again")
+        node = self._later.get(rank) or self._nodes[rank]
+        self._remove(node, channel, "it did not answer when it was started again")
 
     def _announce(self) -> None:
-        """Tells the waiting nodes who is missing, or that all are here."""
-        if len(self._nodes) == self._num_nodes:
-            if not self._gone:
-                nodes = [asdict(node) for node in self._nodes.values()]
-                self._broadcast({"type": "roster", "job_id": self._job_id, "nodes": nodes})
+        """Tells the waiting nodes who is missing, or, once, that all are here."""
+        if self._started:
+            return
+        if self._is_complete():
+            self._started = True
+            nodes = [asdict(node) for node in self._nodes.values()]
+            self._broadcast({"type": "roster", "job_id": self._job_id, "nodes": nodes})
             return
         missing = [rank for rank in range(self._num_nodes) if rank not in self._nodes]
-        self._broadcast({"type": "waiting", "missing": missing, "refused": self._refused})
+        message = {"type": "waiting", "missing": missing, "refused": self._refused}
+        if self._due_s is not None:
+            message["left_s"] = self._left_s()
+        self._broadcast(message)
 
     async def _converse(self, node: Node, channel: wire.Channel) -> None:
         reason, again = "", False
@@ -242,6 +336,8 @@ class Server:
         if self._channels.get(rank) is not channel:
             return  # removed already, to make way
         del self._channels[rank]
+        if self._later.pop(rank, None) is not None:
+            return
         if not self._started:
             # It may come back: a restarted machine is a machine that joins.
             self._nodes.pop(rank, None)
@@ -261,7 +357,11 @@ class Server:
 
     def _handle(self, node: Node, message: dict[str, Any]) -> None:
         kind = message.get("type")
-        if kind == "fence":
+        if node.node_rank in self._later:
+            if kind == "ready":
+                event = {"type": "node_joins", "node_rank": node.node_rank, "host": node.host}
+                self._broadcast({"type": "event", "event": event})
+        elif kind == "fence":
             self._enter_fence(node, message)
         elif kind == "tell":
             event = {**message["event"], "from": node.node_rank}
@@ -327,7 +427,8 @@ class Server:
     def _expire_fence(self, name: str, timeout_s: float) -> None:
         fence = self._fences[name]
         missing = [rank for rank in fence.among if rank not in fence.values]
-        who = missing_nodes(missing, [str(self._nodes[rank]) for rank in sorted(self._nodes)])
+        names = [str(self._nodes.get(rank, f"node {rank}")) for rank in range(self._num_nodes)]
+        who = missing_nodes(missing, names)
         self._fail_fence(name, f"after {timeout_s:g} s {who} had not arrived.")
 
     def _fail_fence(self, name: str, reason: str, *, lost: bool = False) -> None:

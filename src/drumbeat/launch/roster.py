@@ -17,6 +17,10 @@ class NodesLost(RendezvousError):
     """
 
 
+class JobOver(RendezvousError):
+    """The job has succeeded before this node could join it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Node:
     """What one agent says of itself to the others.
@@ -24,7 +28,7 @@ class Node:
     Attributes:
         node_rank: 0 to the number of nodes - 1; 0 hosts the rendezvous.
         host: Address at which the others can reach this node.
-        num_workers: Workers that this node runs; 0 is possible.
+        num_workers: Workers that this node runs; 0 is possible, and all an absent node has.
         ports: Reserved ports, one for each of its tasks, in the order of `tasks`.
         boot_id: Identity of the machine; equal for two nodes on one machine.
         tasks: Names for messages, such as "worker 0".
@@ -41,6 +45,11 @@ class Node:
     tasks: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)
     interface: str = ""
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the job goes on without it."""
+        return not self.host
 
     def __str__(self) -> str:
         return f"node {self.node_rank} ({self.host})"
@@ -68,6 +77,15 @@ def parse_roster(data: object) -> tuple[Node, ...]:
         return tuple(sorted(_NODES.validate_python(data), key=lambda node: node.node_rank))
     except ValidationError as error:
         raise RendezvousError(_malformed(error)) from None
+
+
+def with_absent(roster: Sequence[Node], num_nodes: int) -> tuple[Node, ...]:
+    """`roster` with a place for each node, so that a node's rank is its place."""
+    here = {node.node_rank: node for node in roster}
+    return tuple(
+        here.get(rank) or Node(node_rank=rank, host="", num_workers=0, ports=(), boot_id="")
+        for rank in range(num_nodes)
+    )
 
 
 def refusal(

@@ -14,12 +14,13 @@ from datetime import datetime
 from pathlib import Path
 
 from drumbeat.cluster.faults import Fault, check_places, parse_all
-from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, parse_shares, shares_text
+from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, parse_shares
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
 from drumbeat.errors import ConfigError
 from drumbeat.launch.place import Place, find_place, token_of
+from drumbeat.launch.sizes import Range, check_shares, plan_sizes
 from drumbeat.state.folders import open_folder
 
 COLLECTIVES_CHOICES = ("auto", "mpi", "tensorflow")
@@ -41,7 +42,7 @@ class RunArguments:
     Attributes:
         command: The script or module, then its own arguments.
         is_module: The command is a module's name (`-m`).
-        workers: Workers on this node.
+        workers: Workers on this node, or the range for the whole job.
         ps: Parameter servers.
         nodes: How many nodes the job has.
         node_rank: Which of them this is, from 0.
@@ -66,7 +67,7 @@ class RunArguments:
 
     command: tuple[str, ...]
     is_module: bool = False
-    workers: int | None = None
+    workers: int | Range | None = None
     ps: int | None = None
     nodes: int | None = None
     node_rank: int | None = None
@@ -100,6 +101,7 @@ class RunSettings:
         workers: Workers on this node, at least 1.
         ps: Parameter servers, all on node 0.
         nodes: Nodes in the job.
+        min_nodes: With fewer it does not go on; `nodes` where none may stay away.
         node_rank: 0 to `nodes - 1`.
         rendezvous: Where the agents meet; None with one node.
         token: Their shared secret; "" with one node.
@@ -136,6 +138,7 @@ class RunSettings:
     workers: int
     ps: int
     nodes: int
+    min_nodes: int
     node_rank: int
     rendezvous: tuple[str, int] | None
     token: str
@@ -185,10 +188,10 @@ def plan_run(
     check_command(arguments)
     place = find_place(arguments, env)
     ps = arguments.ps or 0
-    workers = 1 if arguments.workers is None else arguments.workers
+    workers, min_nodes = plan_sizes(arguments, place)
     shares = parse_shares(arguments.shares or "")
     if place.nodes == 1 and not place.lone_task:
-        _check_shares(workers, shares, arguments.exact)
+        check_shares(workers, shares, arguments.exact)
     notes = [*place.notes]
     if late := note_on_late_options("run", arguments.command, _absent(arguments, place)):
         notes.append(late)
@@ -211,6 +214,7 @@ def plan_run(
         workers=workers,
         ps=ps,
         nodes=place.nodes,
+        min_nodes=min_nodes,
         node_rank=place.node_rank,
         rendezvous=place.rendezvous,
         token=token_of(place, env),
@@ -230,7 +234,7 @@ def plan_run(
         backup_dir=_backup_dir(arguments, place, notes),
         backup_every_s=arguments.backup_every_s,
         grace_s=arguments.grace_s,
-        faults=_faults(arguments, place),
+        faults=_faults(arguments, place, workers),
         platform=place.platform,
         lone_task=place.lone_task,
         notes=tuple(notes),
@@ -251,7 +255,7 @@ def _max_restarts(arguments: RunArguments, place: Place, notes: list[str]) -> in
     return DEFAULT_MAX_RESTARTS if given is None else given
 
 
-def _faults(arguments: RunArguments, place: Place) -> tuple[Fault, ...]:
+def _faults(arguments: RunArguments, place: Place, workers: int) -> tuple[Fault, ...]:
     faults = parse_all(arguments.inject)
     if faults and (place.lone_task or arguments.ps):
         raise ConfigError(
@@ -260,7 +264,7 @@ def _faults(arguments: RunArguments, place: Place) -> tuple[Fault, ...]:
         )
     # How many workers the other nodes have is known when they meet.
     others = 0 if place.nodes == 1 else MAX_PROCESSES
-    check_places(faults, workers=(arguments.workers or 1) + others, nodes=place.nodes)
+    check_places(faults, workers=workers + others, nodes=place.nodes)
     return faults
 
 
@@ -349,8 +353,9 @@ def _missing(path: Path) -> str:
 
 
 def _check_numbers(arguments: RunArguments) -> None:
+    given = arguments.workers
     limits = (
-        ("-n", arguments.workers, 1, MAX_PROCESSES, "workers"),
+        ("-n", given.most if isinstance(given, Range) else given, 1, MAX_PROCESSES, "workers"),
         ("--ps", arguments.ps, 0, MAX_PROCESSES, "parameter servers"),
         ("--nodes", arguments.nodes, 1, MAX_PROCESSES, "nodes"),
         ("--node-rank", arguments.node_rank, 0, MAX_PROCESSES - 1, "this node's number"),
@@ -377,21 +382,4 @@ def _check_numbers(arguments: RunArguments) -> None:
         raise ConfigError(
             f"--collectives is {shown(arguments.collectives)}; expected one of "
             f"{listed(COLLECTIVES_CHOICES)}."
-        )
-
-
-def _check_shares(workers: int, shares: tuple[int, ...] | str | None, exact: int | None) -> None:
-    """What the strategy would say later, in every worker; on several nodes only it can."""
-    if isinstance(shares, tuple) and len(shares) != workers:
-        raise ConfigError(
-            f"--shares is {shares_text(shares)}, but there are {workers} workers; expected a "
-            "number for each."
-        )
-    if exact and shares is not None:
-        raise ConfigError("--exact gives every worker equal parts; leave out --shares.")
-    if exact and exact % workers:
-        raise ConfigError(
-            f"{workers} workers can't share {exact} virtual shards evenly. Give -n a divisor of "
-            f"{exact}, or --exact-shards a multiple of {workers}, such as "
-            f"{workers * -(-exact // workers)}."
         )

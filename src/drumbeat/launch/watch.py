@@ -15,7 +15,7 @@ from typing import Any
 
 from drumbeat.cluster.wording import listed
 from drumbeat.control.restart import Kind
-from drumbeat.errors import Preempted, RendezvousError
+from drumbeat.errors import Preempted, Regrouped, RendezvousError
 from drumbeat.launch.failures import WHAT_LIMIT, Failure, explanation
 from drumbeat.launch.hangs import HangWatch
 from drumbeat.launch.meeting import Meeting
@@ -61,6 +61,7 @@ class Watch:
         meeting: Meeting,
         note: Callable[[str], None],
         patience: float = 1.0,
+        on_joins: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._parent = parent
@@ -70,6 +71,7 @@ class Watch:
         self._changed = asyncio.Event()
         self._aborts: dict[str, int] = {}
         self._untold: list[Failure] = []
+        self._on_joins = on_joins
         self._hangs = HangWatch(settings, parent, meeting, note, patience)
         self.fired = 0
         """Faults of `--inject` that other agents have told of before they struck."""
@@ -272,6 +274,9 @@ class Watch:
             match event.get("type"):
                 case "fired":
                     self.fired |= 1 << int(event.get("fault", 0))
+                case "node_joins":
+                    self._meeting.joining.add(int(event["node_rank"]))
+                    self._on_joins()
                 case "worker":
                     self._hangs.heard(event)
                 case "failed":
@@ -314,4 +319,6 @@ def _kind_of(note: Mapping[str, Any]) -> Kind | None:
         return Kind.MISTAKE
     if note.get("type") == Preempted.__name__:
         return Kind.PREEMPTED
+    if note.get("type") == Regrouped.__name__:
+        return Kind.REGROUPED
     return Kind.EXCEPTION if "type" in note and note.get("consequence") is not True else None

@@ -30,6 +30,7 @@ from drumbeat.errors import (
     ConfigError,
     DataError,
     DrumbeatError,
+    Regrouped,
 )
 from drumbeat.launch import stacks
 
@@ -70,6 +71,8 @@ def run(request: WorkerRequest, fds: list[int], preload: Any) -> NoReturn:
         _execute(request)
         _end()
     except SystemExit as error:
+        if isinstance(error, Regrouped):
+            _explain(request, error)
         if error.code is None or error.code == 0:
             _end()
         if isinstance(error.code, int):

@@ -22,6 +22,7 @@ class Measured:
 
     Attributes:
         stop: A worker was asked to stop.
+        regroup: A worker was asked to make place for others.
         held: A worker can't take a snapshot now, or they differ in what they know to differ.
         steps: Since the last snapshot, or since the phase began or was resumed.
         since_s: Time since then.
@@ -37,6 +38,7 @@ class Measured:
     step_s: float
     cost_s: float
     due: bool = False
+    regroup: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +48,14 @@ class Decision:
     Attributes:
         snapshot: Take one now.
         stop: Stop after this step.
+        regroup: The same, if there is a snapshot of this step.
         next_in: The next beat is after so many more steps.
     """
 
     snapshot: bool
     stop: bool
     next_in: int
+    regroup: bool = False
 
 
 def decide(measured: Measured, *, every: int | None, last_in: int) -> Decision:
@@ -73,11 +77,16 @@ def decide(measured: Measured, *, every: int | None, last_in: int) -> Decision:
         # One at once: only then is it known what it costs.
         wanted = measured.since_s >= interval_s or measured.cost_s == 0 or measured.due
         due_s = interval_s if wanted else interval_s - measured.since_s
-    snapshot = (wanted or measured.due or measured.stop) and not measured.held
+    snapshot = (wanted or measured.due or measured.stop or measured.regroup) and not measured.held
     wait_s = min(BEAT_S, due_s) if every is None else BEAT_S
     steps = int(wait_s / measured.step_s) if measured.step_s > 0 else 1
     next_in = max(1, min(steps, 2 * last_in))
     if every:
         left = every if snapshot else max(every - measured.steps, 1)
         next_in = min(next_in, left)
-    return Decision(snapshot=snapshot, stop=measured.stop, next_in=next_in)
+    return Decision(
+        snapshot=snapshot,
+        stop=measured.stop,
+        next_in=next_in,
+        regroup=measured.regroup and snapshot and not measured.stop,
+    )

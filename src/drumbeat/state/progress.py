@@ -60,6 +60,8 @@ class Request(enum.IntFlag):
     """Stop after a step that all workers have made, save the state and exit."""
     DIE = 2
     """The SIGTERM that follows is meant: end at once, whatever else a worker does upon it."""
+    REGROUP = 4
+    """Stop after a step that all workers have made and have a snapshot of: nodes have joined."""
 
 
 @dataclass(frozen=True, kw_only=True)

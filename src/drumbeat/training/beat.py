@@ -40,6 +40,8 @@ class Beat:
         self._snapshot_s, self._cost_s = kept[0] or self._beat_s, kept[1]
         self.backup_is_overdue: Callable[[], bool] = lambda: False
         """Whether this worker wants a snapshot at once, for a backup."""
+        self.may_regroup = False
+        """Whether the workers may stop for others, as there are snapshots to go on from."""
         self.held = False
         """Whether no snapshot can be taken for now."""
 
@@ -60,14 +62,15 @@ class Beat:
             due: All workers know that a snapshot is wanted.
         """
         now_s = time.monotonic()
-        stop = self._page is not None and bool(self._page.requests() & Request.STOP)
+        asked = Request(0) if self._page is None else self._page.requests()
         mine = [
-            float(stop),
+            float(bool(asked & Request.STOP)),
             float(self.held),
             now_s - self._snapshot_s,
             (now_s - self._beat_s) / max(self._since_beat, 1),
             self._cost_s,
             float(due or self.backup_is_overdue()),
+            float(self.may_regroup and bool(asked & Request.REGROUP)),
         ]
         if self._communicator.size > 1:
             mine = self._communicator.all_reduce_numpy(
@@ -82,6 +85,7 @@ class Beat:
                 step_s=mine[3],
                 cost_s=mine[4],
                 due=bool(mine[5]),
+                regroup=bool(mine[6]),
             ),
             every=self._every,
             last_in=self._next_in,

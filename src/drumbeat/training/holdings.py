@@ -26,8 +26,12 @@ class Kind(enum.Enum):
     """Changed by an optimizer alone: the same on all workers."""
     OPTIMIZER = "optimizer variables"
     """The same on all workers."""
+    METRIC = "metrics"
+    """Counted by each worker by itself."""
+    STATISTIC = "statistics"
+    """Whatever else layers hold of floats, such as moving statistics: they may differ."""
     OTHER = "state"
-    """Metrics, moving statistics, seeds: each worker may have its own."""
+    """Seeds and variables of the script's own: each worker may have its own."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,19 @@ class Held:
         kind: See there.
         path: For messages.
         variable: Keras's or TensorFlow's.
+        shard: In exact mode, the worker's virtual shard that counts in it, from 1; 0 for
+            the variable itself.
     """
 
     kind: Kind
     path: str
     variable: Any
+    shard: int = 0
+
+    @property
+    def may_differ(self) -> bool:
+        """Whether each worker may have its own value."""
+        return self.kind not in (Kind.TRAINED, Kind.OPTIMIZER)
 
     @property
     def view(self) -> np.ndarray:
@@ -58,20 +70,22 @@ class Holdings:
         shards: How many virtual shards this worker runs.
         held: All variables, each once.
         optimizers: All optimizers, each once.
+        metrics: All metrics.
     """
 
     shards: int = 1
     held: list[Held] = field(default_factory=list)
     optimizers: list[Any] = field(default_factory=list)
+    metrics: list[Any] = field(default_factory=list)
     _seen: set[int] = field(default_factory=set)
 
-    def add(self, kind: Kind, variables: Iterable[Any]) -> None:
+    def add(self, kind: Kind, variables: Iterable[Any], shard: int = 0) -> None:
         """Adds those that aren't there yet."""
         for variable in variables:
             if id(variable) not in self._seen and not _is_symbolic(variable):
                 self._seen.add(id(variable))
                 path = str(getattr(variable, "path", getattr(variable, "name", "")))
-                self.held.append(Held(kind, path, variable))
+                self.held.append(Held(kind, path, variable, shard))
 
     def add_optimizer(self, optimizer: Any) -> None:
         """Adds an optimizer's variables."""
@@ -80,9 +94,14 @@ class Holdings:
             self.optimizers.append(optimizer)
             self.add(Kind.OPTIMIZER, optimizer.variables)
 
+    @property
+    def mains(self) -> list[Held]:
+        """Those of `held` that are no copies of a virtual shard's."""
+        return [each for each in self.held if not each.shard]
+
     def trained_by(self, optimizer: Any) -> list[int]:
-        """Which of `held` a built optimizer updates, by position."""
-        place = {id(each.variable): number for number, each in enumerate(self.held)}
+        """Which of `held` a built optimizer updates, by position without shards' copies."""
+        place = {id(each.variable): number for number, each in enumerate(self.mains)}
         if not optimizer.built:
             return []
         return [place[id(v)] for v in touch.trained_by(optimizer) if id(v) in place]
@@ -154,14 +173,18 @@ def _add_layer(found: Holdings, layer: Any) -> None:
     trained = {id(variable) for variable in layer.trainable_variables}
     for variable in layer.variables:
         # In one order, also where layers are frozen or unfrozen meanwhile.
-        found.add(Kind.TRAINED if id(variable) in trained else Kind.OTHER, [variable])
+        kind = Kind.STATISTIC if variable.dtype.startswith(("float", "bfloat")) else Kind.OTHER
+        found.add(Kind.TRAINED if id(variable) in trained else kind, [variable])
 
 
 def _add_metric(found: Holdings, metric: Any) -> None:
+    found.metrics.append(metric)
     for variable in metric.variables:
-        found.add(Kind.OTHER, [variable])
+        found.add(Kind.METRIC, [variable])
         # In exact mode each virtual shard counts by itself.
-        found.add(Kind.OTHER, shard_state.further_copies(variable, found.shards))
+        copies = shard_state.further_copies(variable, found.shards)
+        for shard, copy in enumerate(copies, start=1):
+            found.add(Kind.METRIC, [copy], shard)
 
 
 def _is_symbolic(variable: Any) -> bool:

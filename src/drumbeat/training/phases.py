@@ -8,9 +8,11 @@ import time
 from typing import Any
 
 from drumbeat.collectives.communicator import Communicator
-from drumbeat.errors import Preempted, StateError
+from drumbeat.errors import Preempted, Regrouped, StateError
+from drumbeat.state.cadence import Decision
 from drumbeat.state.format import State
 from drumbeat.state.progress import Activity
+from drumbeat.strategies import choose
 from drumbeat.training import randomness, snapshots
 from drumbeat.training.beat import Beat
 from drumbeat.training.holdings import Holdings
@@ -42,6 +44,7 @@ class Phase:
             communicator, journal.page, every if number >= 0 else 0, journal.last_kept
         )
         self._beat.backup_is_overdue = lambda: journal.backups.is_overdue
+        self._beat.may_regroup = self.is_kept
         self._recent_s: collections.deque[float] = collections.deque(maxlen=_RECENT_STEPS)
         self._step_began_s = 0.0
         self._last_snapshot_step = -1
@@ -87,7 +90,7 @@ class Phase:
         if snapshots.build_optimizers(state, holdings):
             holdings = self.holdings()
         try:
-            snapshots.put_back(state, holdings, self.communicator.rank)
+            snapshots.put_back(state, holdings, self.communicator.rank, self.communicator.size)
             python = snapshots.python_of(state, self.communicator.rank)
         except StateError as error:
             raise StateError(f"{error}{self._came_from}") from None
@@ -143,7 +146,7 @@ class Phase:
             journal.page.update(step=journal.step, slowest_step_s=max(self._recent_s))
         decision = self._beat.after_step(due=journal.backups.is_due(before, journal.step))
         if decision is not None:
-            self._follow(decision.snapshot, decision.stop, in_epoch=True)
+            self._follow(decision, in_epoch=True)
         if journal.injector is not None:
             journal.injector.after_step(journal.step)
         self._step_began_s = time.monotonic()
@@ -151,20 +154,22 @@ class Phase:
     def between_epochs(self) -> None:
         """A beat between two epochs, on all workers."""
         decision = self._beat.now(due=self.journal.backups.epoch_ends_matter)
-        self._follow(decision.snapshot, decision.stop, in_epoch=False)
+        self._follow(decision, in_epoch=False)
 
     def mended(self) -> None:
         """What differed between workers, and was known to, no longer does."""
         self._beat.held = self._out_of_memory
 
-    def _follow(self, snapshot: bool, stop: bool, *, in_epoch: bool) -> None:
-        if snapshot and self.is_kept and self.journal.step != self._last_snapshot_step:
+    def _follow(self, decision: Decision, *, in_epoch: bool) -> None:
+        if decision.snapshot and self.is_kept and self.journal.step != self._last_snapshot_step:
             began_s = time.monotonic()
             state = self._take(in_epoch=in_epoch)
             if state is not None:
                 self._write(state)
             self._beat.took_snapshot(began_s)
-        if stop:
+        if decision.regroup and self.journal.step == self._last_snapshot_step:
+            raise Regrouped(Preempted.exit_code)
+        if decision.stop:
             self.journal.doing(Activity.SAVING)
             self.journal.backups.stopping(self.communicator)
             if self.communicator.rank == 0:
@@ -189,10 +194,17 @@ class Phase:
                 self.communicator,
                 step=self.journal.step,
                 meta={**meta, **self.facts(in_epoch=in_epoch)},
+                units=self._units(),
             )
         except snapshots.KnownToDiffer:
             self._beat.held = True
             return None
+
+    def _units(self) -> tuple[int, ...]:
+        strategy = choose.existing()
+        if strategy is None or self.communicator.size == 1:
+            return (1,) * self.communicator.size
+        return strategy.extended.shares.units
 
     def _write(self, state: State) -> None:
         self._last_snapshot_step = state.step

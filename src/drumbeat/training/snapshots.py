@@ -6,6 +6,7 @@ counted, moving statistics, its callbacks) is gathered from all of them.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,8 +16,8 @@ import tensorflow as tf
 
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.errors import DivergenceError, StateError
-from drumbeat.state.format import State, pack, unpack
-from drumbeat.training import divergence
+from drumbeat.state.format import State, pack
+from drumbeat.training import divergence, resizing
 from drumbeat.training.holdings import Held, Holdings, Kind
 
 _PYTHON = "python"
@@ -33,6 +34,7 @@ def take(
     *,
     step: int,
     meta: Mapping[str, Any],
+    units: Sequence[int],
 ) -> State:
     """The state of all workers; all must call this after the same step.
 
@@ -44,6 +46,7 @@ def take(
         communicator: Of the workers.
         step: Finished training steps of the job.
         meta: Plain values, alike on all workers.
+        units: Each worker's share of the rows, see `data.shares`.
 
     Raises:
         DivergenceError: What should be the same on all workers is not.
@@ -54,36 +57,52 @@ def take(
     if communicator.size > 1:
         alike = divergence.alike(views, communicator)
         views = _examined(holdings.held, views, alike, communicator)
-    own = {f"v{i}": views[i] for i, same in enumerate(alike) if not same}
+    names = resizing.names_of(holdings.held)
+    own = {names[i]: views[i] for i, same in enumerate(alike) if not same}
     own[_PYTHON] = np.frombuffer(pickle.dumps(dict(python), pickle.HIGHEST_PROTOCOL), np.uint8)
     everyones = _gathered(pack(State(step, {}, own)), communicator)
-    arrays = {f"v{i}": views[i] for i, same in enumerate(alike) if same}
+    arrays = {names[i]: views[i] for i, same in enumerate(alike) if same}
     arrays |= {f"own{rank}": data for rank, data in enumerate(everyones)}
     facts = {
-        "paths": [each.path for each in holdings.held],
+        "paths": [each.path for each in holdings.mains],
         "trained": [holdings.trained_by(optimizer) for optimizer in holdings.optimizers],
         "workers": communicator.size,
+        "shards": holdings.shards,
+        "units": list(units),
     }
     return State(step, {**meta, **facts}, arrays)
 
 
 def python_of(state: State, rank: int) -> dict[str, Any]:
-    """What worker `rank` gave to `take` as `python`."""
-    return pickle.loads(_own(state, rank).arrays[_PYTHON].tobytes())
+    """What worker `rank` gave to `take` as `python`; a new worker gets the chief's."""
+    return pickle.loads(resizing.own_of(state, rank).arrays[_PYTHON].tobytes())
 
 
-def put_back(state: State, holdings: Holdings, rank: int) -> None:
+def put_back(state: State, holdings: Holdings, rank: int, size: int) -> None:
     """Gives the variables what they held.
+
+    Args:
+        state: Of as many workers, or of more or fewer.
+        holdings: What the phase holds.
+        rank: Of this worker.
+        size: How many there are now.
 
     Raises:
         StateError: They are other variables than those of the state.
     """
-    arrays = {**state.arrays, **_own(state, rank).arrays}
     paths: Sequence[str] = state.meta["paths"]
-    if len(paths) != len(holdings.held):
-        raise StateError(_other_variables(paths, holdings.held))
-    values = [arrays[f"v{i}"] for i in range(len(paths))]
-    for each, path, value in zip(holdings.held, paths, values, strict=True):
+    if len(paths) != len(holdings.mains):
+        raise StateError(_other_variables(paths, holdings.mains))
+    former = None
+    if state.meta["workers"] == size:
+        arrays = {**state.arrays, **resizing.own_of(state, rank).arrays}
+        values = [arrays[name] for name in resizing.names_of(holdings.held)]
+    else:
+        former = resizing.Former(state, holdings, rank, size)
+        values = former.values()
+    numbers = itertools.accumulate(each.shard == 0 for each in holdings.held)
+    for each, number, value in zip(holdings.held, numbers, values, strict=True):
+        path = paths[number - 1]
         shape, dtype = tuple(each.variable.shape), tf.as_dtype(each.variable.dtype).name
         if shape != value.shape or dtype != value.dtype.name:
             raise StateError(
@@ -93,6 +112,8 @@ def put_back(state: State, holdings: Holdings, rank: int) -> None:
             )
     for each, value in zip(holdings.held, values, strict=True):
         each.variable.assign(value)
+    if former is not None:
+        former.merge()
 
 
 _SAME_SCRIPT = (
@@ -106,19 +127,9 @@ def build_optimizers(state: State, holdings: Holdings) -> bool:
     built = False
     for optimizer, trained in zip(holdings.optimizers, state.meta["trained"], strict=False):
         if trained and not optimizer.built:
-            optimizer.build([holdings.held[i].variable for i in trained])
+            optimizer.build([holdings.mains[i].variable for i in trained])
             built = True
     return built
-
-
-def _own(state: State, rank: int) -> State:
-    data = state.arrays.get(f"own{rank}")
-    if data is None:
-        raise StateError(
-            f"The snapshot of step {state.step} is of {state.meta['workers']} workers and has "
-            f"nothing for worker {rank}. Start as many as before."
-        )
-    return unpack(np.ascontiguousarray(data).data)
 
 
 def _other_variables(paths: Sequence[str], held: Sequence[Held]) -> str:
@@ -138,7 +149,7 @@ def _examined(
     held: Sequence[Held], views: list[np.ndarray], alike: list[bool], communicator: Communicator
 ) -> list[np.ndarray]:
     """`views`, all right where all workers must have the same; `alike` says so then."""
-    wrong = [i for i, same in enumerate(alike) if not same and held[i].kind is not Kind.OTHER]
+    wrong = [i for i, same in enumerate(alike) if not same and not held[i].may_differ]
     if not wrong:
         return views
     if any(_is_hyperparameter(held[i]) for i in wrong):

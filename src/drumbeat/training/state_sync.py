@@ -147,18 +147,18 @@ def combined(
     counted, where a variable adds up what it sees. A metric with a method
     `merge_state(metrics)`, as in Keras 2, is combined by that instead.
     """
-    merging = list(_merging(metrics))
-    mergers = {id(variable) for metric in merging for variable in metric.variables}
+    with_merge = list(merging(metrics))
+    mergers = {id(variable) for metric in with_merge for variable in metric.variables}
     variables = [v for m in metrics for v in m.variables if id(v) not in mergers]
     added = [v for v in variables if v.aggregation in ("none", "sum", "mean")]
     chiefs = [v for v in variables if v.aggregation == "only_first_replica"]
-    merged = [v for metric in merging for v in metric.variables]
+    merged = [v for metric in with_merge for v in metric.variables]
     local = [tf.identity(v.value) for v in (*added, *chiefs, *merged)]
     _add_up(added, strategy, name)
     values: list[Any] = strategy.communicator.broadcast([v.value for v in chiefs], name=name)
     for variable, value in zip(chiefs, values, strict=True):
         variable.assign(value)
-    for metric in merging:
+    for metric in with_merge:
         _merge(metric, strategy, name)
     try:
         with as_they_are():
@@ -186,13 +186,13 @@ def _add_up(variables: Sequence[Any], strategy: DataParallelStrategy, name: str)
         variable.assign(total if start is None else total + start)
 
 
-def _merging(metrics: Sequence[Any]) -> Iterator[Any]:
+def merging(metrics: Sequence[Any]) -> Iterator[Any]:
     """Those of `metrics`, and of the metrics they hold, that have a `merge_state`."""
     for metric in metrics:
         if callable(getattr(metric, "merge_state", None)):
             yield metric
         else:
-            yield from _merging(touch.inner_metrics(metric))
+            yield from merging(touch.inner_metrics(metric))
 
 
 def _merge(metric: Any, strategy: DataParallelStrategy, name: str) -> None:
@@ -202,12 +202,15 @@ def _merge(metric: Any, strategy: DataParallelStrategy, name: str) -> None:
     everyones = [strategy.communicator.all_gather(values, name=name) for values in own]
     for variable, values in zip(metric.variables, everyones, strict=True):
         variable.assign(values[0])
-    others = [
-        _stand_in(metric, [values[number] for values in everyones])
-        for number in range(1, replicas.total)
-    ]
+    others = range(1, replicas.total)
+    merge_into(metric, [[values[number] for values in everyones] for number in others])
+
+
+def merge_into(metric: Any, others: Sequence[list[Any]]) -> None:
+    """Let `metric` merge what other replicas hold in its variables."""
+    stand_ins = [_stand_in(metric, values) for values in others]
     with as_they_are():
-        metric.merge_state(others)
+        metric.merge_state(stand_ins)
 
 
 def _stand_in(metric: Any, values: list[Any]) -> SimpleNamespace:
