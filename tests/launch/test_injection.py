@@ -45,10 +45,13 @@ def test_a_worker_fails_as_asked_for(jobs, fault, code, text):
 
 def test_pauses(jobs):
     faults = ("delay:rank=0,step=5,seconds=0.7", "slow:rank=0,step=9,seconds=0.1,steps=5")
+    faults += ("kill:rank=1,step=99",)
     job = jobs.run(LOOP, options=("-n", "2", *[w for f in faults for w in ("--inject", f)]))
     assert job.code == 0
     ends = [float(job.log(f"worker-{rank}").split()[-1]) for rank in (0, 1)]
-    assert 1.0 < ends[0] - ends[1] < 2.5
+    assert 1.0 < ends[0] - ends[1] < 3.5
+    assert "--inject kill:rank=1,step=99 never struck: there was no such step" in job.out
+    assert "delay" not in job.out.partition("never struck")[0].rpartition("[drumbeat]")[2]
 
 
 def test_a_node_is_silent_for_a_while(jobs):

@@ -214,6 +214,17 @@ class Attempt:
             page.close()
         self._pages.clear()
 
+    @property
+    def missed(self) -> list[str]:
+        """Faults that were to strike here and have not, once `close` has returned."""
+        settings, ranks = self._settings, [task.rank for task in self._tasks]
+        return [
+            str(fault)
+            for number, fault in enumerate(settings.faults)
+            if not self.fired >> number & 1
+            and fault.place in ([settings.node_rank] if fault.kind.is_of_node else ranks)
+        ]
+
     def _serve_mpi(self) -> PmiServer:
         client, settings, watch = self._client, self._settings, self._watch
         names = {task.rank: task.name for task in self._tasks}

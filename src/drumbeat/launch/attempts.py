@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ TELL_TIMEOUT_S = 5.0
 REJOINING_EVERY_S = 30.0  # Says so often who is missing; it can take many minutes.
 REGROUP_TIMEOUT_S = 15.0  # For a node that has just asked to be let in.
 PARENT_TRIES = 5
+WITHDRAWN_CODE = 128 + signal.SIGTERM
 SLOW_START_S = 8.0  # After this long without a sign, say what is going on.
 _FINAL = (Kind.MISTAKE, Kind.STOPPED, Kind.PREEMPTED)
 _PREEMPTED = (
@@ -108,6 +110,8 @@ class Attempts:
         self._standing = Standing()
         self._fired = 0
         self._fences = 0
+        self._withdraws = False
+        self._telling: asyncio.Future[None] | None = None
         self._ready = asyncio.Event()
         self.meeting = Meeting(settings, on_waiting=console.note, ready=self._ready)
         self.current: Attempt | None = None
@@ -135,6 +139,8 @@ class Attempts:
             if not failures:
                 return self._success(time.monotonic() - began_s)
             cause = root_cause(failures)
+            if self._withdraws and cause.policy_kind is not Kind.PREEMPTED:
+                return Outcome(code=WITHDRAWN_CODE, summary="Has left the job, which goes on.")
             if self._settings.max_restarts == 0 or cause.policy_kind in _FINAL:
                 self._grace_s = FAILURE_GRACE_S
                 return self._failed(cause)
@@ -148,8 +154,30 @@ class Attempts:
             await self._parent.stop()
         if self.current is not None:
             await self.current.close()
-        await self.meeting.close()
+            missed = self.current.missed
+            if missed and self.meeting.succeeded:
+                self._console.note(
+                    f"--inject {', '.join(missed)} never struck: there was no such step."
+                )
+        await self.meeting.close(again=self._withdraws)
         self._memory.close()
+
+    @property
+    def may_withdraw(self) -> bool:
+        """Whether the job can go on without this node; not without node 0, where all meet."""
+        settings, meeting = self._settings, self.meeting
+        if self.current is None or settings.min_nodes == settings.nodes:
+            return False
+        left = set(meeting.present) - meeting.leaving - {settings.node_rank}
+        return settings.node_rank != 0 and len(left) >= settings.min_nodes
+
+    def withdraw(self) -> None:
+        """Tells the others, and has all workers end at the next snapshot. Repeatable."""
+        if not self._withdraws:
+            self._withdraws = True
+            event = {"type": "node_leaves", "node_rank": self._settings.node_rank}
+            self._telling = asyncio.ensure_future(self.meeting.tell(event))
+            self._on_moves()
 
     async def _come_together(self) -> None:
         """Has the parent ready and the other nodes here."""
@@ -200,17 +228,17 @@ class Attempts:
     async def _meet(self) -> None:
         """Meets the other nodes, for the first time or anew, and agrees on the collectives."""
         meeting, settings = self.meeting, self._settings
-        grows = bool(meeting.joining)
-        if self._collectives and not meeting.is_broken and not grows:
+        moves = bool(meeting.joining or meeting.leaving)
+        if self._collectives and not meeting.is_broken and not moves:
             return
         self._fences = 0
-        if grows and not meeting.is_broken:
+        if moves and not meeting.is_broken:
             await self._meet_anew(self._standing.failure, REGROUP_TIMEOUT_S)
         elif not meeting.is_broken:
             await meeting.start(ports=self._task_count, timeout_s=settings.start_timeout_s)
         else:
             lost = meeting.lost_failure()
-            if not (grows and lost.consequence):
+            if not (moves and lost.consequence):
                 self._note_loss(lost)
             await self._meet_anew(lost, settings.rejoin_timeout_s)
         self._collectives = await self._agree_on_collectives()
@@ -302,7 +330,7 @@ class Attempts:
             self.meeting,
             self._console.note,
             patience,
-            self._on_joins,
+            self._on_moves,
         )
         self.current = Attempt(
             self._settings,
@@ -332,8 +360,8 @@ class Attempts:
             await self.current.let_end(self._settings.grace_s, self._hurry)
         return failures
 
-    def _on_joins(self) -> None:
-        """A node waits to be let in."""
+    def _on_moves(self) -> None:
+        """A node waits to be let in, or is about to leave."""
         if self.current is not None:
             self.current.ask_to_regroup()
 
