@@ -144,6 +144,11 @@ class DistributedDataset(tf.distribute.DistributedDataset):
         return DistributedIterator(self._pipeline, feed=self._feed)
 
     @property
+    def is_own(self) -> bool:
+        """Whether each worker runs a pipeline of its own, whose data the others don't have."""
+        return isinstance(self._feed, OwnBatches)
+
+    @property
     def pipeline(self) -> tf.data.Dataset:
         """What this worker runs, and its batches come from."""
         return self._pipeline

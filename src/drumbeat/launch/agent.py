@@ -16,6 +16,9 @@ from drumbeat.launch.failures import Failure
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.watch import signal_failure
 
+# A platform that stops the whole job has by then told the other nodes, too.
+WHOLE_JOB_S = 1.0
+
 
 class Agent:
     """Runs the part of a job that belongs to one node. `run` is called once.
@@ -50,6 +53,7 @@ class Agent:
         )
         self._signals: list[signal.Signals] = []
         self._asked = False
+        self._withdrawing = False
         self._stopped = asyncio.Event()
         self._decided: Outcome | None = None
 
@@ -87,11 +91,33 @@ class Agent:
         if self._signals:
             self._hurry.set()
             return
-        if number == signal.SIGTERM and self._preempt():
-            return
+        if number == signal.SIGTERM and not self._withdrawing:
+            if self._withdraw() or self._preempt():
+                return
         self._signals.append(number)
         self._console.note(f"Stopping the workers ({number.name}); once more to kill them at once.")
         self._stopped.set()
+
+    def _withdraw(self) -> bool:
+        """Has the job go on without this node, if it may; it is left at its next snapshot."""
+        if not self._attempts.may_withdraw:
+            return False
+        self._withdrawing = True
+        grace_s = self._settings.grace_s
+        self._console.note(
+            f"Leaving the job, which goes on without this node (SIGTERM; {grace_s:g} s for it); "
+            "once more to leave at once."
+        )
+        loop = asyncio.get_running_loop()
+        loop.call_later(min(WHOLE_JOB_S, grace_s / 2), self._attempts.withdraw)
+        loop.call_later(grace_s, self._end_withdrawal)
+        return True
+
+    def _end_withdrawal(self) -> None:
+        if not self._signals:
+            self._attempts.withdraw()
+            self._signals.append(signal.SIGTERM)
+            self._stopped.set()
 
     def _preempt(self) -> bool:
         """Has workers that keep backups save their state, once and within the grace."""
@@ -123,6 +149,9 @@ class Agent:
 
     async def _stopped_by(self, number: signal.Signals) -> Outcome:
         meeting = self._attempts.meeting
+        if self._withdrawing and number == signal.SIGTERM:
+            self._attempts.withdraw()
+            return Outcome(code=128 + number)
         await meeting.tell(signal_failure(self._settings.node_rank, number).to_event())
         if number == signal.SIGINT:
             # After SIGTERM, a platform may start this node again, and the others wait for that.

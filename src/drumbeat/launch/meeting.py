@@ -33,6 +33,7 @@ class Meeting:
         client: The connection to the other agents, once `start` has returned.
         attempt: Number of the job's attempt, which what is told belongs to.
         joining: Ranks of absent nodes that wait for the others to meet anew.
+        leaving: Ranks of nodes that won't come then.
         succeeded: The job has, so that the next goodbye is the last.
     """
 
@@ -48,6 +49,7 @@ class Meeting:
         """Args: what to run; what to tell of a wait; see `Client.join` for the others."""
         self.attempt = 1
         self.joining: set[int] = set()
+        self.leaving: set[int] = set()
         self.succeeded = False
         self._ready = ready
         self._wanted = wanted
@@ -65,8 +67,8 @@ class Meeting:
         """The next meeting of the same node."""
         wanted, sure = self._wanted, self._sure
         if self._client is not None:
-            wanted = frozenset(self.present) | self.joining
-            sure = frozenset(self.present) - self._client.gone
+            wanted = (frozenset(self.present) | self.joining) - self.leaving
+            sure = frozenset(self.present) - self._client.gone - self.leaving
         meeting = Meeting(
             self._settings,
             on_waiting=self._on_waiting,

@@ -24,7 +24,8 @@ def going_on(agreed: Agreement, cause: Failure, delay_s: float, workers: int) ->
     number = len(agreed.history) + 1
     size = f"with {workers} worker{'s' if workers > 1 else ''}"
     if cause.policy_kind is Kind.REGROUPED:
-        who = f"{_nodes(agreed.new)} joined. " if agreed.new else ""
+        who = f"{_nodes(agreed.left)} left. " if agreed.left else ""
+        who += f"{_nodes(agreed.new)} joined. " if agreed.new else ""
         return f"{who}Going on {size} {place} (attempt {number})."
     moves = f" {_nodes(agreed.left)} not come back." if agreed.left else ""
     moves += f" {_nodes(agreed.new)} joined." if agreed.new else ""

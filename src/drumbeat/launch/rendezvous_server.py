@@ -8,11 +8,12 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Coroutine, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from drumbeat.errors import RendezvousError
 from drumbeat.launch import wire
+from drumbeat.launch.fences import Fences
 from drumbeat.launch.ports import listen_at
 from drumbeat.launch.roster import Node, check_token, missing_nodes, parse_node, refusal
 
@@ -22,15 +23,6 @@ LATE_S = 15.0
 """So much later than lost nodes those may come that are known to live."""
 _PING_BEATS = 2
 _PING_POLL_S = 0.02
-
-
-@dataclass
-class _Fence:
-    """A barrier that some nodes have reached."""
-
-    among: tuple[int, ...]
-    values: dict[int, dict[str, str]] = field(default_factory=dict)
-    timer: asyncio.TimerHandle | None = None
 
 
 class Server:
@@ -62,8 +54,7 @@ class Server:
         self._gone: dict[int, str] = {}
         self._left: set[int] = set()
         self._heard: Counter[int] = Counter()
-        self._fences: dict[str, _Fence] = {}
-        self._failed_fences: dict[str, tuple[str, bool]] = {}
+        self._fences = Fences(num_nodes, self._nodes, self._gone, self._left, self._send)
         self._refused: list[str] = []
 
     @classmethod
@@ -133,9 +124,7 @@ class Server:
         """
         if self._listener is not None:
             self._listener.close()
-        for fence in self._fences.values():
-            if fence.timer:
-                fence.timer.cancel()
+        self._fences.close()
         farewell = {"type": "closing", "reason": reason, "again": again, "succeeded": succeeded}
         self._broadcast(farewell)
         tasks = tuple(self._tasks)
@@ -352,8 +341,7 @@ class Server:
         elif not again:
             _log.info("%s was lost: %s", node, lost_because)
         self._broadcast({"type": "event", "event": event})
-        for name in tuple(self._fences):
-            self._check_fence(name)
+        self._fences.check()
 
     def _handle(self, node: Node, message: dict[str, Any]) -> None:
         kind = message.get("type")
@@ -362,7 +350,7 @@ class Server:
                 event = {"type": "node_joins", "node_rank": node.node_rank, "host": node.host}
                 self._broadcast({"type": "event", "event": event})
         elif kind == "fence":
-            self._enter_fence(node, message)
+            self._fences.enter(node, message)
         elif kind == "tell":
             event = {**message["event"], "from": node.node_rank}
             self._broadcast({"type": "event", "event": event}, but=node.node_rank)
@@ -371,83 +359,6 @@ class Server:
             self._broadcast({"type": "closing", "reason": reason, "again": False})
         elif kind != "beat":
             _log.warning("%s sent an unknown message %r", node, kind)
-
-    def _enter_fence(self, node: Node, message: dict[str, Any]) -> None:
-        name, timeout_s = message["name"], message["timeout_s"]
-        if name in self._failed_fences:
-            reason, lost = self._failed_fences[name]
-            self._answer_fence(node.node_rank, name, failed=reason, lost=lost)
-            return
-        among = message["among"]
-        fence = self._fences.setdefault(
-            name, _Fence(tuple(self._nodes) if among is None else tuple(among))
-        )
-        fence.values[node.node_rank] = message["values"]
-        if fence.timer is None and timeout_s is not None:
-            loop = asyncio.get_running_loop()
-            fence.timer = loop.call_later(timeout_s, self._expire_fence, name, timeout_s)
-        self._check_fence(name)
-
-    def _check_fence(self, name: str) -> None:
-        fence = self._fences[name]
-        missing = [rank for rank in fence.among if rank not in fence.values]
-        gone = next((rank for rank in missing if rank in self._gone), None)
-        if gone is not None:
-            reason = f"{self._nodes[gone]} {self._gone[gone]}."
-            self._fail_fence(name, reason, lost=gone not in self._left)
-        elif not missing:
-            merged, conflict = self._merge(fence)
-            if conflict:
-                self._fail_fence(name, conflict)
-            else:
-                self._end_fence(name)
-                self._answer_all(fence, name, merged)
-
-    def _answer_all(self, fence: _Fence, name: str, merged: dict[str, str]) -> None:
-        try:
-            for rank in fence.values:
-                self._answer_fence(rank, name, values=merged)
-        except wire.WireError as error:
-            for rank in fence.values:
-                self._answer_fence(rank, name, failed=str(error))
-
-    def _merge(self, fence: _Fence) -> tuple[dict[str, str], str | None]:
-        merged: dict[str, str] = {}
-        owners: dict[str, int] = {}
-        for rank, values in sorted(fence.values.items()):
-            for key, value in values.items():
-                if merged.setdefault(key, value) != value:
-                    first, second = self._nodes[owners[key]], self._nodes[rank]
-                    return {}, (
-                        f"the key {key!r} is {merged[key]!r} on {first} and {value!r} on {second}."
-                    )
-                owners.setdefault(key, rank)
-        return merged, None
-
-    def _expire_fence(self, name: str, timeout_s: float) -> None:
-        fence = self._fences[name]
-        missing = [rank for rank in fence.among if rank not in fence.values]
-        names = [str(self._nodes.get(rank, f"node {rank}")) for rank in range(self._num_nodes)]
-        who = missing_nodes(missing, names)
-        self._fail_fence(name, f"after {timeout_s:g} s {who} had not arrived.")
-
-    def _fail_fence(self, name: str, reason: str, *, lost: bool = False) -> None:
-        fence = self._end_fence(name)
-        # Bounded; the oldest are those nobody can still be on the way to.
-        for old in list(self._failed_fences)[:-255]:
-            del self._failed_fences[old]
-        self._failed_fences[name] = reason, lost
-        for rank in fence.values:
-            self._answer_fence(rank, name, failed=reason, lost=lost)
-
-    def _end_fence(self, name: str) -> _Fence:
-        fence = self._fences.pop(name)
-        if fence.timer:
-            fence.timer.cancel()
-        return fence
-
-    def _answer_fence(self, rank: int, name: str, **answer: object) -> None:
-        self._send(rank, {"type": "fence", "name": name, **answer})
 
     def _broadcast(self, message: Mapping[str, object], *, but: int = -1) -> None:
         for rank in tuple(self._channels):

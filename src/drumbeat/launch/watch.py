@@ -61,7 +61,7 @@ class Watch:
         meeting: Meeting,
         note: Callable[[str], None],
         patience: float = 1.0,
-        on_joins: Callable[[], None] = lambda: None,
+        on_moves: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._parent = parent
@@ -71,7 +71,7 @@ class Watch:
         self._changed = asyncio.Event()
         self._aborts: dict[str, int] = {}
         self._untold: list[Failure] = []
-        self._on_joins = on_joins
+        self._on_moves = on_moves
         self._hangs = HangWatch(settings, parent, meeting, note, patience)
         self.fired = 0
         """Faults of `--inject` that other agents have told of before they struck."""
@@ -276,7 +276,10 @@ class Watch:
                     self.fired |= 1 << int(event.get("fault", 0))
                 case "node_joins":
                     self._meeting.joining.add(int(event["node_rank"]))
-                    self._on_joins()
+                    self._on_moves()
+                case "node_leaves":
+                    self._meeting.leaving.add(int(event["node_rank"]))
+                    self._on_moves()
                 case "worker":
                     self._hangs.heard(event)
                 case "failed":

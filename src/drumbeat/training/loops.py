@@ -202,6 +202,7 @@ class LoopPhase(Phase):
         return iter(data)
 
     def _later(self, known: _Data, data: Any) -> Iterator[Any]:
+        self.data_goes_on(data)
         known.is_behind = False
         if _is_pipeline(data):
             pass_over(data, known.earlier)

@@ -21,6 +21,11 @@ from drumbeat.training.journal import Journal
 logger = logging.getLogger("drumbeat")
 
 _RECENT_STEPS = 32
+_OTHER_PARTS = (
+    "Each worker has data of its own (a dataset function, or AutoShardPolicy FILE, HINT or OFF), "
+    "which %d workers share out otherwise than %d did. The epoch goes on after as many steps as "
+    "were made, but some of its examples are trained twice and others not at all."
+)
 
 
 class Phase:
@@ -49,6 +54,7 @@ class Phase:
         self._step_began_s = 0.0
         self._last_snapshot_step = -1
         self._out_of_memory = False
+        self._former_size = communicator.size
 
     # What kinds of phases provide.
 
@@ -95,7 +101,15 @@ class Phase:
         except StateError as error:
             raise StateError(f"{error}{self._came_from}") from None
         randomness.put_back(python["random"])
+        self._former_size = state.meta["workers"]
         return python
+
+    def data_goes_on(self, data: Any) -> None:
+        """The batches of an epoch that are left are about to be taken from `data`."""
+        size = self.communicator.size
+        is_new = self._former_size != size and getattr(data, "is_own", False)
+        if is_new and self.communicator.rank == 0:
+            logger.warning(_OTHER_PARTS, size, self._former_size)
 
     @property
     def _came_from(self) -> str:

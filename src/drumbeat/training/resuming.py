@@ -303,6 +303,7 @@ class FitPhase(Phase):
             watched.epoch_begins()
         else:
             now = randomness.state()
+            self.data_goes_on(source._distributed_dataset)
             self._recreate(watched, resumed)
             if not positions.runs_python(source._distributed_dataset):
                 on_begin = lambda: randomness.put_back(now)  # noqa: E731
