@@ -104,3 +104,16 @@ def test_a_job_that_never_trains_is_told_so():
     found = decide([ended(Kind.KILLED)] * 2, 1)
     assert isinstance(found, GiveUp)
     assert "came to no training step" in found.why
+
+
+@pytest.mark.parametrize("kind", [Kind.SHRUNK, Kind.REGROUPED])
+def test_a_job_that_gets_smaller_or_larger_goes_on_at_once(kind):
+    killed, moved = ended(Kind.KILLED, 5), ended(kind, 5)
+    assert decide([moved], 1) == Restart(delay_s=0.0)
+    assert decide([killed, *[moved] * 9], 1) == Restart(delay_s=0.0)
+    # It counts as no failure, but its steps do as progress.
+    assert decide([killed, moved, killed], 2) == Restart(delay_s=1.0)
+    assert isinstance(decide([killed, moved, killed], 1), GiveUp)
+    assert decide([killed, ended(kind, 9), ended(Kind.KILLED, 12)], 1) == Restart(delay_s=0.0)
+    error = ended(Kind.EXCEPTION, 5, "ValueError: bad")
+    assert isinstance(decide([error, moved, error], 10), GiveUp)

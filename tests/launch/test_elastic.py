@@ -107,6 +107,24 @@ def test_a_job_goes_on_without_a_lost_node_and_takes_it_in_again(pair, lost):
 
 
 @pytest.mark.slow
+def test_a_node_that_gets_sigterm_leaves_the_job(pair):
+    jobs = three(pair, WORKER, rejoin_s=60)
+    for rank, job in enumerate(jobs):
+        job.wait_for_output(f"worker-{rank}", "attempt 1")
+    jobs[1].process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    left = jobs[1].end(10)
+    assert (left.code, "Has left the job, which goes on." in left.out) == (143, True), left.out
+    jobs[0].wait_for_output("worker-0", "attempt 2 rank 0 of 2")
+    assert time.monotonic() - began < 6
+    # With two nodes left, one more is the end.
+    jobs[2].process.send_signal(signal.SIGTERM)
+    last = [job.end(10) for job in (jobs[0], jobs[2])]
+    assert [result.code for result in last] == [143, 143]
+    assert "node 1 has left. Going on with 2 workers from the last snapshot" in last[0].out
+
+
+@pytest.mark.slow
 def test_with_fewer_than_the_least_a_job_ends(pair):
     jobs = three(pair, WORKER)
     for rank, job in enumerate(jobs):

@@ -91,9 +91,9 @@ class Agent:
         if self._signals:
             self._hurry.set()
             return
-        if number == signal.SIGTERM and not self._withdrawing:
-            if self._withdraw() or self._preempt():
-                return
+        asks = number == signal.SIGTERM and not self._withdrawing
+        if asks and (self._withdraw() or self._preempt()):
+            return
         self._signals.append(number)
         self._console.note(f"Stopping the workers ({number.name}); once more to kill them at once.")
         self._stopped.set()
