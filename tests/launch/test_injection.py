@@ -67,3 +67,17 @@ def test_an_agent_is_killed_and_takes_its_workers_along(jobs):
     assert ended.code == -9
     assert "went on to the end" not in ended.log("worker-1")
     assert not job.alive_after(2.0)
+
+
+def test_a_worker_ends_though_it_has_no_memory_for_the_thread_that_would_end_it(jobs):
+    # What `oom` led to: an exit handler waited for the others, which waited for this worker.
+    script = """
+        import atexit, threading, time
+        threading.Timer.run = lambda self: None
+        atexit.register(time.sleep, 60)
+        raise MemoryError("no more")
+    """
+    job = jobs.run(script, options=("-n", "1", "--max-restarts", "0"))
+    assert job.code == 128 + 14
+    assert job.seconds < 15
+    assert job.report.endswith("MemoryError: no more")

@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -115,9 +116,13 @@ def _leave(code: int) -> NoReturn:
     workers, which wait for this one in a collective. They would all find out
     only when the agent's patience ends.
     """
-    timer = threading.Timer(EXIT_GRACE_S, os._exit, [code])
-    timer.daemon = True
-    timer.start()
+    # Out of memory, there may be no thread any more: the system's own timer ends the process then.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, 2 * EXIT_GRACE_S)
+    with contextlib.suppress(BaseException):
+        timer = threading.Timer(EXIT_GRACE_S, os._exit, [code])
+        timer.daemon = True
+        timer.start()
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     _flush()
