@@ -217,12 +217,8 @@ def stateful_ops(dataset: Any) -> set[str]:
         found.update(node.op for node in graph.node)
         for inner in graph.library.function:
             found.update(node.op for node in inner.node_def)
-    return {name for name in found if _has_state(name)}
-
-
-def _has_state(operation: str) -> bool:
-    known = op_def_registry.get(operation)
-    return known is None or known.is_stateful
+    known = {name: op_def_registry.get(name) for name in found}
+    return {name for name, known_as in known.items() if known_as is None or known_as.is_stateful}
 
 
 all_reduce_v2 = collective_ops.all_reduce_v2
