@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from drumbeat.state.cadence import BEAT_S, MAX_COST, Decision, Measured, decide
+from drumbeat.state.cadence import (
+    BEAT_S,
+    MAX_COST,
+    Decision,
+    Measured,
+    decide,
+    usual_cost_s,
+)
 
 QUIET = Measured(stop=False, held=False, steps=10, since_s=1.0, step_s=0.01, cost_s=0.05, due=False)
 
@@ -50,6 +57,23 @@ def test_decide(
     snapshot, stop, next_in = expected
     decision = decide(replace(QUIET, **change), every=every, last_in=last_in)
     assert decision == Decision(snapshot=snapshot, stop=stop, next_in=next_in)
+
+
+@pytest.mark.parametrize(
+    ("costs_s", "usual_s"),
+    [
+        ((), 0.0),
+        ((0.1, 0.1), 0.0),
+        ((0.1, 0.1, 0.015), 0.015),
+        ((0.1, 0.1, 0.3, 0.015), 0.015),
+        ((0.1, 0.1, 0.016, 0.015, 0.014), 0.016),
+        ((0.015, 0.016, 0.9, 0.015, 0.014), 0.015),
+    ],
+)
+def test_the_first_snapshots_say_little_of_what_one_costs(
+    costs_s: tuple[float, ...], usual_s: float
+) -> None:
+    assert usual_cost_s(costs_s) == usual_s
 
 
 @pytest.mark.parametrize("cost_s", [1e-4, 0.01, 0.3, 4.0])

@@ -6,12 +6,18 @@ come to the same decision. No I/O and no clock here.
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_COST = 0.02
 """The part of the time that snapshots may take."""
 BEAT_S = 0.5
 """At most this long between two beats, as far as the speed of the steps lets foresee it."""
+COSTS_KEPT = 5
+"""How many of the last snapshots say what one takes."""
+COLD = 2
+"""The first ones find their memory, which takes several times as long, and happens once."""
 MIN_INTERVAL_S = 0.25
 """No snapshots closer than this: starting again takes longer anyway."""
 
@@ -27,7 +33,7 @@ class Measured:
         steps: Since the last snapshot, or since the phase began or was resumed.
         since_s: Time since then.
         step_s: Mean time of a step since the last beat.
-        cost_s: What a snapshot takes; 0 as long as none was taken.
+        cost_s: What a snapshot usually takes, see `usual_cost_s`; 0 as long as that isn't known.
         due: One is wanted for a backup.
     """
 
@@ -58,6 +64,18 @@ class Decision:
     regroup: bool = False
 
 
+def usual_cost_s(costs_s: Sequence[float]) -> float:
+    """What a snapshot takes, from what the last `COSTS_KEPT` took; 0 as long as all were cold.
+
+    The median: one that was disturbed, by another program or a slow worker, says little.
+    """
+    return (
+        statistics.median(costs_s)
+        if len(costs_s) == COSTS_KEPT
+        else min(costs_s[COLD:], default=0.0)
+    )
+
+
 def decide(measured: Measured, *, every: int | None, last_in: int) -> Decision:
     """The decision of all workers at a beat.
 
@@ -74,7 +92,7 @@ def decide(measured: Measured, *, every: int | None, last_in: int) -> Decision:
         wanted, due_s = measured.steps >= every, 0.0
     else:
         interval_s = max(measured.cost_s / MAX_COST, MIN_INTERVAL_S)
-        # One at once: only then is it known what it costs.
+        # At once, until it is known what they cost.
         wanted = measured.since_s >= interval_s or measured.cost_s == 0 or measured.due
         due_s = interval_s if wanted else interval_s - measured.since_s
     snapshot = (wanted or measured.due or measured.stop or measured.regroup) and not measured.held

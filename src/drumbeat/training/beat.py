@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from drumbeat.collectives.communicator import Communicator
-from drumbeat.state.cadence import Decision, Measured, decide
+from drumbeat.state.cadence import COSTS_KEPT, Decision, Measured, decide, usual_cost_s
 from drumbeat.state.progress import ProgressPage, Request
 
 
@@ -19,8 +19,8 @@ class Beat:
         communicator: Of the workers, which all count the same steps.
         page: Where the agent asks for a stop.
         every: See `cadence.decide`.
-        kept: What is known from phases before: `time.monotonic` when a state was kept last, and
-            what a snapshot took; 0.0 for not yet.
+        kept: What is known from phases before: `time.monotonic` when a state was kept last, 0.0
+            for never, and what the last snapshots took.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Beat:
         communicator: Communicator,
         page: ProgressPage | None,
         every: int | None,
-        kept: tuple[float, float] = (0.0, 0.0),
+        kept: tuple[float, tuple[float, ...]] = (0.0, ()),
     ) -> None:
         self._communicator = communicator
         self._page = page
@@ -37,7 +37,7 @@ class Beat:
         self._since_beat = 0
         self._steps = 0
         self._beat_s = time.monotonic()
-        self._snapshot_s, self._cost_s = kept[0] or self._beat_s, kept[1]
+        self._snapshot_s, self._costs_s = kept[0] or self._beat_s, kept[1]
         self.backup_is_overdue: Callable[[], bool] = lambda: False
         """Whether this worker wants a snapshot at once, for a backup."""
         self.may_regroup = False
@@ -68,7 +68,7 @@ class Beat:
             float(self.held),
             now_s - self._snapshot_s,
             (now_s - self._beat_s) / max(self._since_beat, 1),
-            self._cost_s,
+            usual_cost_s(self._costs_s),
             float(due or self.backup_is_overdue()),
             float(self.may_regroup and bool(asked & Request.REGROUP)),
         ]
@@ -96,14 +96,12 @@ class Beat:
         return decision
 
     @property
-    def kept(self) -> tuple[float, float]:
+    def kept(self) -> tuple[float, tuple[float, ...]]:
         """For the next phase, see above."""
-        return self._snapshot_s, self._cost_s
+        return self._snapshot_s, self._costs_s
 
     def took_snapshot(self, began_s: float) -> None:
         """Args: `time.monotonic` when it was begun."""
         self._snapshot_s = self._beat_s = time.monotonic()
-        cost_s = self._snapshot_s - began_s
-        # The first also finds its memory; others are disturbed now and then.
-        self._cost_s = cost_s if not self._cost_s else (self._cost_s + cost_s) / 2
+        self._costs_s = (*self._costs_s, self._snapshot_s - began_s)[-COSTS_KEPT:]
         self._steps = 0

@@ -62,7 +62,7 @@ class Journal:
         self.active: Any = None
         self.injector: Injector | None = None
         self.backups = JobBackups(identity, memory)
-        self.last_kept = (0.0, 0.0)
+        self.last_kept: tuple[float, tuple[float, ...]] = (0.0, ())
         self._notice: Notice | None = None
         self._snapshot: State | None = None
         self._finished: dict[int, State] = {}
