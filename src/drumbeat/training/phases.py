@@ -55,6 +55,7 @@ class Phase:
         self._last_snapshot_step = -1
         self._out_of_memory = False
         self._former_size = communicator.size
+        self._is_stopping = False
 
     # What kinds of phases provide.
 
@@ -81,7 +82,7 @@ class Phase:
 
     def finish(self) -> None:
         """The phase has come to its end, on all workers."""
-        if not self.is_kept:
+        if not self.is_kept or self._is_stopping:
             return
         began_s = time.monotonic()
         state = self._take(in_epoch=False, last=True)
@@ -175,6 +176,8 @@ class Phase:
         self._beat.held = self._out_of_memory
 
     def _follow(self, decision: Decision, *, in_epoch: bool) -> None:
+        # A loop can't tell from a `break` what the end of the process does to it.
+        self._is_stopping = decision.stop or decision.regroup
         if decision.snapshot and self.is_kept and self.journal.step != self._last_snapshot_step:
             began_s = time.monotonic()
             state = self._take(in_epoch=in_epoch)
@@ -183,6 +186,7 @@ class Phase:
             self._beat.took_snapshot(began_s)
         if decision.regroup and self.journal.step == self._last_snapshot_step:
             raise Regrouped(Preempted.exit_code)
+        self._is_stopping = decision.stop
         if decision.stop:
             self.journal.doing(Activity.SAVING)
             self.journal.backups.stopping(self.communicator)
