@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 
@@ -99,3 +100,50 @@ def test_importing_it_imports_no_tensorflow() -> None:
         "assert 'tensorflow' not in sys.modules and 'keras' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def _breaks(progress, data) -> None:
+    for _ in progress.epochs(3):
+        for batch in progress.batches(data):
+            if batch == "y":
+                break
+        break
+
+
+def _returns(progress, data):
+    for _ in progress.epochs(3):
+        for batch in progress.batches(data):
+            if batch == "y":
+                return batch
+    return None
+
+
+def _raises(progress, data) -> None:
+    for _ in progress.epochs(3):
+        for batch in progress.batches(data):
+            if batch == "y":
+                raise ValueError(batch)
+
+
+def _fails(progress, data) -> None:
+    for _ in progress.epochs(3):
+        for batch in progress.batches(data):
+            int(batch)
+
+
+def _exits(progress, data) -> None:
+    for _ in progress.epochs(3):
+        sys.exit(75)
+
+
+@pytest.mark.parametrize(
+    ("leave", "finished"),
+    [(_breaks, True), (_returns, True), (_raises, False), (_fails, False), (_exits, False)],
+)
+def test_a_loop_is_finished_by_a_break_and_not_by_an_exception(keepers: list, leave, finished):
+    kept = Kept(0)
+    keepers.append(lambda progress: kept)
+    with contextlib.suppress(ValueError, SystemExit):
+        leave(resumable(), "xyz")
+    assert ("finish" in kept.told) is finished
+    assert kept.told[-1] == "exit"

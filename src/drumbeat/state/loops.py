@@ -6,7 +6,10 @@ outside: see `keepers`.
 
 from __future__ import annotations
 
+import opcode
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, Protocol
 
 
@@ -82,8 +85,8 @@ class Resumable:
                     yield epoch
                     keeper.epoch_ends()
             except GeneratorExit:
-                # By `break`.
-                keeper.finish()
+                if _left_on_purpose(sys._getframe(1)):
+                    keeper.finish()
                 raise
             else:
                 if begin is not None:
@@ -102,6 +105,19 @@ class Resumable:
             yield from data
         else:
             yield from self._keeper.batches(data)
+
+
+# With which a `for` gives up its iterator at `break` and `return`.
+_LEAVING = {"POP_TOP", "POP_ITER"}
+
+
+def _left_on_purpose(frame: FrameType) -> bool:
+    """Whether the loop in `frame` is left by `break` or `return`, and not by an exception.
+
+    Python closes a loop's generator in either case and doesn't say why. An exception is
+    raised by another instruction than those.
+    """
+    return opcode.opname[frame.f_code.co_code[frame.f_lasti]] in _LEAVING
 
 
 def resumable(**held: Any) -> Resumable:
