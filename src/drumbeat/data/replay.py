@@ -76,6 +76,12 @@ def pass_over(dataset: AnyDataset, taken: Sequence[int]) -> None:
         dataset: Just made: no iterator of it has been used.
         taken: For each iterator, from the first on, how many batches it gave.
     """
+    for _ in passing_over(dataset, taken):
+        pass
+
+
+def passing_over(dataset: AnyDataset, taken: Sequence[int]) -> Iterator[None]:
+    """What `pass_over` does, one iterator at a time: for datasets that share a shuffle."""
     pipeline = dataset.pipeline if isinstance(dataset, DistributedDataset) else dataset
     drawing = list(_drawing(pipeline))
     for count in taken:
@@ -86,6 +92,25 @@ def pass_over(dataset: AnyDataset, taken: Sequence[int]) -> None:
             iter(pipeline)
         elif _go_through(pipeline, count, to_end=count == max(taken)):
             drawing = list(_drawing(pipeline, is_over=True))
+        yield
+
+
+def have_a_source_in_common(one: AnyDataset, other: AnyDataset) -> bool:
+    """Whether a step of the pipeline `one` is one of the pipeline `other`, too."""
+    return not _steps(one).keys().isdisjoint(_steps(other))
+
+
+def _steps(dataset: AnyDataset) -> dict[int, Any]:
+    """All steps of a pipeline, by their identity."""
+    found: dict[int, Any] = {}
+    to_visit: list[Any] = [dataset]
+    while to_visit:
+        step = to_visit.pop()
+        pipeline = step.pipeline if isinstance(step, DistributedDataset) else step
+        if id(pipeline) not in found:
+            found[id(pipeline)] = pipeline
+            to_visit += dataset_inputs(pipeline)
+    return found
 
 
 def _drawing(

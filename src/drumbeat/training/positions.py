@@ -9,6 +9,7 @@ steps that have been made.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -17,7 +18,12 @@ import tensorflow as tf
 
 from drumbeat.data.distributed import DistributedDataset
 from drumbeat.data.ordered import OrderedDataset
-from drumbeat.data.replay import iterator_at, pass_over
+from drumbeat.data.replay import (
+    have_a_source_in_common,
+    iterator_at,
+    pass_over,
+    passing_over,
+)
 from drumbeat.state.progress import ProgressPage
 from drumbeat.tf_internals import dataset_inputs, stateful_ops, undistributed
 from drumbeat.training import randomness
@@ -35,9 +41,12 @@ class Position:
         seen: Keras's count of steps at the beginning of the epoch.
         length: What Keras has found out about the number of batches.
         pass_number: For `drumbeat.data`: the pass that the last iterator is.
+        numbers: Of each iterator, the present one too: how many the fit had made before it, of
+            its training's and its validation's data.
     """
 
     earlier: list[int] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
     batches: int = -1
     seen: int = 0
     length: int | None = None
@@ -51,14 +60,22 @@ class Position:
 
     def to_json(self) -> dict[str, Any]:
         """As plain values, with equal numbers in a row counted."""
-        runs = [(batches, len(list(run))) for batches, run in itertools.groupby(self.earlier)]
-        return {**asdict(self), "earlier": runs}
+        steps = [b - a for a, b in zip([0, *self.numbers], self.numbers, strict=False)]
+        return {**asdict(self), "earlier": _runs(self.earlier), "numbers": _runs(steps)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Position:
         """Inverse of `to_json`."""
-        earlier = [batches for batches, count in values["earlier"] for _ in range(count)]
-        return cls(**{**values, "earlier": earlier})
+        numbers = list(itertools.accumulate(_of_runs(values["numbers"])))
+        return cls(**{**values, "earlier": _of_runs(values["earlier"]), "numbers": numbers})
+
+
+def _runs(numbers: list[int]) -> list[tuple[int, int]]:
+    return [(number, len(list(run))) for number, run in itertools.groupby(numbers)]
+
+
+def _of_runs(runs: list[tuple[int, int]]) -> list[int]:
+    return [number for number, count in runs for _ in range(count)]
 
 
 @dataclass
@@ -82,12 +99,21 @@ class Watched:
         data: What the user gave as x.
         objects: The same, as far as it is a Python object with a state of its own.
         goes_on: Where an earlier process was; None to begin at the beginning.
+        number: Gives each iterator of the fit its number, see `Position.numbers`.
     """
 
     def __init__(
-        self, source: Any, data: Any, objects: PythonState, goes_on: Position | None = None
+        self,
+        source: Any,
+        data: Any,
+        objects: PythonState,
+        goes_on: Position | None,
+        number: Iterator[int],
     ) -> None:
         self._source = source
+        self._number = number
+        self._beside: tuple[Any, Position] | None = None
+        self._is_made_up = False
         self._ordered = data if isinstance(data, OrderedDataset) else None
         self._objects = objects
         self._goes_on = goes_on
@@ -129,27 +155,75 @@ class Watched:
             source._current_iterator = self.make()
             source._steps_seen = goes_on.seen
 
+    def is_made_up(self) -> None:
+        """Another's `made_beside` has made up for the earlier iterators of this one."""
+        self._is_made_up = True
+
+    def made_beside(self, data: Any, position: Position) -> bool:
+        """Takes on to make up for the iterators of `data`, too, if they share a shuffle.
+
+        It moves on with each iterator of either, so these are made in the order of old.
+
+        Args:
+            data: What the user gave as validation data.
+            position: Of its iterator; the present one isn't made up for.
+
+        Returns:
+            Whether it does.
+        """
+        mine = undistributed(self._source._distributed_dataset)
+        is_plain = isinstance(data, tf.data.Dataset) and not isinstance(data, OrderedDataset)
+        if self._goes_on is not None and is_plain and have_a_source_in_common(mine, data):
+            self._beside = data, position
+        return self._beside is not None
+
     def make(self) -> Any:
         """The next iterator over the data."""
         self.at_creation = Start(randomness.state(), self._objects.take())
         dataset = self._source._distributed_dataset
         goes_on, self._goes_on = self._goes_on, None
-        if goes_on is not None:
-            self._make_up(undistributed(dataset), goes_on)
+        later: list[Iterator[None]] = []
+        if goes_on is not None and not self._is_made_up:
+            later = self._make_up(undistributed(dataset), goes_on)
         if self._ordered is not None:
             self._position.pass_number = self._ordered.epoch
         if goes_on is not None and goes_on.batches >= 0:
-            return iterator_at(undistributed(dataset), goes_on.batches)
-        self._position.end_iterator()
-        self._position.batches = 0
-        return iter(dataset)
+            present = iterator_at(undistributed(dataset), goes_on.batches)
+        else:
+            self._position.end_iterator()
+            self._position.batches = 0
+            self._position.numbers = [*self._position.numbers, next(self._number)]
+            present = iter(dataset)
+        for replay in later:
+            next(replay)
+        return present
 
-    def _make_up(self, dataset: Any, goes_on: Position) -> None:
-        """Makes up for the iterators of an earlier process: each moves a shuffle on."""
-        if self._ordered is None:
+    def _make_up(self, dataset: Any, goes_on: Position) -> list[Iterator[None]]:
+        """Makes up for the iterators of an earlier process: each moves a shuffle on.
+
+        Returns:
+            What to make up for, by `next`, when the present one has been made.
+        """
+        if self._ordered is not None:
+            if goes_on.pass_number is not None:
+                self._ordered.epoch = goes_on.pass_number
+            return []
+        if self._beside is None:
             pass_over(dataset, goes_on.earlier)
-        elif goes_on.pass_number is not None:
-            self._ordered.epoch = goes_on.pass_number
+            return []
+        data, position = self._beside
+        mine = passing_over(dataset, goes_on.earlier)
+        beside = passing_over(data, position.earlier)
+        replays = [
+            *zip(goes_on.numbers, itertools.repeat(mine, len(goes_on.earlier)), strict=False),
+            *zip(position.numbers, itertools.repeat(beside, len(position.earlier)), strict=False),
+        ]
+        replays.sort(key=lambda pair: pair[0])
+        present = goes_on.numbers[-1] if goes_on.batches >= 0 else math.inf
+        for number, replay in replays:
+            if number < present:
+                next(replay)
+        return [replay for number, replay in replays if number > present]
 
 
 class _Making:

@@ -8,6 +8,7 @@ included; then everything is put back, and its epoch goes on with the next batch
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -119,6 +120,8 @@ class FitPhase(Phase):
         self._watched: Watched | None = None
         self._evaluation: Watched | None = None
         self._evaluation_goes_on: Position | None = None
+        self._evaluation_is_made_up = False
+        self._numbers: Iterator[int] = itertools.count()
         self._epoch, self._steps_made = 0, 0
         self._epoch_start = Start()
         self._expects_steps = False
@@ -258,9 +261,13 @@ class FitPhase(Phase):
         else:
             python = self.snapshot_python(snapshot)
             self._data.put_back(python["data"])
-        self._evaluation_goes_on = Position.from_json(meta["evaluation"])
+        position, self._evaluation_goes_on = (
+            Position.from_json(meta[name]) for name in ("train", "evaluation")
+        )
+        made = [*position.numbers, *self._evaluation_goes_on.numbers]
+        self._numbers = itertools.count(max(made, default=-1) + 1)
         self._resumed = _Resumed(
-            position=Position.from_json(meta["train"]),
+            position=position,
             in_epoch=in_epoch,
             steps_made=meta["steps_made"],
             epoch_start=python["epoch_start"],
@@ -288,14 +295,22 @@ class FitPhase(Phase):
             return positions.alive(original(source), self.journal.page)
         if self._evaluation is None:
             goes_on, self._evaluation_goes_on = self._evaluation_goes_on, None
-            self._evaluation = Watched(source, self._validation_x, PythonState([]), goes_on)
+            self._evaluation = Watched(
+                source, self._validation_x, PythonState([]), goes_on, self._numbers
+            )
+            if self._evaluation_is_made_up:
+                self._evaluation.is_made_up()
         return positions.alive(original(source), self.journal.page, self._evaluation.took)
 
     def _train_steps(self, original: Callable[[Any], Iterator[Any]], source: Any) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
         position = None if resumed is None else resumed.position
         if self._watched is None:
-            self._watched = Watched(source, self._x, self._data, position)
+            self._watched = Watched(source, self._x, self._data, position, self._numbers)
+            if self._evaluation_goes_on is not None:
+                self._evaluation_is_made_up = self._watched.made_beside(
+                    self._validation_x, self._evaluation_goes_on
+                )
         watched = self._watched
         on_begin: Callable[[], None] = _nothing
         if resumed is None or position is None:
