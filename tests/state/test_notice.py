@@ -10,7 +10,7 @@ import time
 import pytest
 
 PROGRAM = """
-import ctypes, multiprocessing, os, signal, sys, threading, time
+import ctypes, hashlib, multiprocessing, os, signal, sys, threading, time
 from drumbeat.state.notice import Notice
 from drumbeat.state.progress import ProgressPage, Request
 
@@ -31,6 +31,9 @@ if how == "child":
     print(child.exitcode, int(page.requests()), flush=True)
     sys.exit(3)
 print("ready", flush=True)
+if how == "late":
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 5_000_000)  # seconds without a line of Python
+    how = "training"
 if how in ("blocked", "die"):
     # A collective that waits: no Python runs in the main thread.
     threading.Thread(target=lambda: (time.sleep(1.5), print(int(page.requests()), flush=True),
@@ -49,6 +52,7 @@ sys.exit(5)
     ("how", "code", "printed", "least_s"),
     [
         ("training", 75, ["True True", "ready", "stopped"], 0),
+        ("late", 75, ["True True", "ready", "stopped"], 1.2),
         ("idle", 75, ["True True", "ready", "idle"], 0),
         ("blocked", 4, ["True True", "ready", "1"], 1),
         ("die", 143, ["True True", "ready"], 0),
@@ -63,6 +67,8 @@ def test_what_a_worker_does(how: str, code: int, printed: list[str], least_s: fl
     ) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline().strip(), process.stdout.readline().strip()]
+        if how == "late":
+            time.sleep(0.3)
         process.send_signal(signal.SIGTERM)
         if how == "twice":
             time.sleep(1.2)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drumbeat.control.restart import Kind
 from drumbeat.errors import DrumbeatError
-from drumbeat.launch.attempt import Machine
+from drumbeat.launch.attempt import Attempt, Machine
 from drumbeat.launch.attempts import Attempts, Outcome
 from drumbeat.launch.console import Console
 from drumbeat.launch.failures import Failure
@@ -18,6 +18,7 @@ from drumbeat.launch.watch import signal_failure
 
 # A platform that stops the whole job has by then told the other nodes, too.
 WHOLE_JOB_S = 1.0
+_ASKING_EVERY_S = 0.1
 
 
 class Agent:
@@ -53,6 +54,7 @@ class Agent:
         )
         self._signals: list[signal.Signals] = []
         self._asked = False
+        self._asking: asyncio.Future[None] | None = None
         self._withdrawing = False
         self._stopped = asyncio.Event()
         self._decided: Outcome | None = None
@@ -69,9 +71,10 @@ class Agent:
             await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
             outcome = await self._outcome(work)
         finally:
-            for task in (work, stopped):
+            tasks = [work, stopped, *([self._asking] if self._asking else [])]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(work, stopped, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._attempts.close()
         return outcome
 
@@ -125,6 +128,7 @@ class Agent:
         if self._asked or current is None or not current.ask_to_stop():
             return False
         self._asked = True
+        self._asking = asyncio.ensure_future(self._keep_asking(current))
         grace_s = self._settings.grace_s
         self._console.note(
             f"Stopping after a common step and saving the state (SIGTERM; {grace_s:g} s for it); "
@@ -132,6 +136,14 @@ class Agent:
         )
         asyncio.get_running_loop().call_later(grace_s, self._end_grace)
         return True
+
+    async def _keep_asking(self, asked: Attempt) -> None:
+        """Asks workers that take the place of failed ones, too, once they train."""
+        while True:
+            await asyncio.sleep(_ASKING_EVERY_S)
+            current = self._attempts.current
+            if current is not None and current is not asked:
+                current.ask_to_stop(in_training=True)
 
     def _end_grace(self) -> None:
         if not self._signals:

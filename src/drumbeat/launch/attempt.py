@@ -25,7 +25,7 @@ from drumbeat.launch.watch import Watch, Worker
 from drumbeat.state.memory import FDS_VARIABLE as MEMORY_VARIABLE
 from drumbeat.state.memory import SnapshotMemory
 from drumbeat.state.progress import FD_VARIABLE as PROGRESS_VARIABLE
-from drumbeat.state.progress import ProgressPage, Request
+from drumbeat.state.progress import Activity, ProgressPage, Request
 
 DRAIN_TIMEOUT_S = 0.5
 KILL_TIMEOUT_S = 10.0
@@ -131,13 +131,22 @@ class Attempt:
             )
             self._injecting = asyncio.ensure_future(self._injector.run())
 
-    def ask_to_stop(self) -> bool:
+    def ask_to_stop(self, *, in_training: bool = False) -> bool:
         """Asks workers that keep backups to save their state and end, all after the same step.
+
+        Args:
+            in_training: Asks only those that train already: before, they have nothing to save.
 
         Returns:
             Whether one was asked. The workers of other nodes then hear of it from it.
         """
         accepting = {name: page for name, page in self._pages.items() if page.accepts_stop}
+        if in_training:
+            accepting = {
+                name: page
+                for name, page in accepting.items()
+                if page.read().activity is Activity.TRAINING
+            }
         for name, page in accepting.items():
             if not page.requests() & Request.STOP:
                 page.request(Request.STOP)

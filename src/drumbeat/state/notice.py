@@ -89,7 +89,8 @@ class Notice:
         self._page.request(Request.STOP)
 
     def _on_term(self, number: int, frame: Any) -> None:
-        self._note()
+        # Of the same signal as the byte in the pipe; it may come much later.
+        self._page.request(Request.STOP)
         if not self._is_training():
             self._on_idle()
             sys.exit(Preempted.exit_code)
