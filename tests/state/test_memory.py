@@ -140,6 +140,9 @@ def test_a_snapshot_travels_to_another_node(memory: SnapshotMemory) -> None:
 
 def test_the_archive_keeps_all_and_can_forget_arrays(memory: SnapshotMemory) -> None:
     assert memory.archive() == []
+    assert memory.newest_step() == -1
+    memory.write(a_state(2))
+    assert memory.newest_step() == 2
     for step in (1, 2, 3):
         memory.archive_append(a_state(step, size=50000))
     assert all(same(s, a_state(s.step, 50000)) for s in memory.archive())
@@ -151,3 +154,6 @@ def test_the_archive_keeps_all_and_can_forget_arrays(memory: SnapshotMemory) -> 
     assert same(third, a_state(3, 50000))
     assert (second.step, second.meta, second.arrays) == (2, a_state(2).meta, {})
     assert [size > 0 for size in memory.archive_sizes()] == [True, False, True]
+    assert memory.newest_step() == 3
+    memory.archive_drop(2)
+    assert memory.newest_step() == 2

@@ -283,11 +283,10 @@ class Attempts:
         taken: the deadlines of collectives begin with them.
         """
         settings, client = self._settings, self.meeting.client
-        steps = self._memory.steps()
         mine = dataclasses.replace(
             self._standing,
             job_id=self._standing.job_id or settings.job_id,
-            snapshot=steps[0] if steps else -1,
+            snapshot=self._memory.newest_step(),
             fired=self._fired,
         )
         values = agreement.to_values(mine, settings.node_rank, settings.nodes)

@@ -147,6 +147,12 @@ class SnapshotMemory:
             sizes.append(0 if mark == _DROPPED else header.size_bytes)
         return sizes
 
+    def newest_step(self) -> int:
+        """The newest step kept, in a snapshot or at a training's end; -1 for none."""
+        ends = zip(self._entries(), self.archive_sizes(), strict=True)
+        kept = [header.step for (_, header), size_bytes in ends if size_bytes]
+        return max([-1, *self.steps(), *kept])
+
     def archive_drop(self, number: int) -> None:
         """Frees the arrays of an entry; its `meta` stays.
 
