@@ -162,7 +162,7 @@ def run(
         typer.Option(
             "--max-restarts",
             metavar="N",
-            help="Start failed workers again, this often without progress in between "
+            help="After a failure start all workers again, so often in a row without progress "
             f"(default {DEFAULT_MAX_RESTARTS}; 0: never).",
             rich_help_panel=_FAILURES,
         ),
@@ -172,7 +172,7 @@ def run(
         typer.Option(
             "--rejoin-timeout",
             metavar="SECONDS",
-            help="How long the other machines wait for one that was lost.",
+            help="With several machines: how long the others wait for one that was lost.",
             rich_help_panel=_FAILURES,
         ),
     ] = settings.DEFAULT_REJOIN_TIMEOUT_S,
@@ -219,7 +219,7 @@ def run(
         typer.Option(
             "--grace",
             metavar="SECONDS",
-            help="After SIGTERM, for a last backup.",
+            help="After SIGTERM, for a last backup; the job then ends with code 75.",
             rich_help_panel=_FAILURES,
         ),
     ] = settings.DEFAULT_GRACE_S,
@@ -228,7 +228,8 @@ def run(
         typer.Option(
             "--inject",
             metavar="FAULT",
-            help="Rehearse a failure, such as kill:rank=1,step=37; repeatable.",
+            help="Rehearse a failure, such as kill:rank=1,step=37 (kinds: docs/recovery.md); "
+            "repeatable.",
             rich_help_panel=_FAILURES,
         ),
     ] = None,

@@ -14,6 +14,7 @@ from drumbeat.errors import Preempted
 TEXT_LIMIT = 16 * 1024
 WHAT_LIMIT = 300
 LAST_LINES = 20
+NOTE_LIMIT = 200
 # How native code ends when another process is suddenly gone, or by a bug of its own.
 _CRASHES = tuple(-number for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS))
 _BUGS = (*_CRASHES, -signal.SIGFPE, -signal.SIGILL, -signal.SIGSYS, -signal.SIGTRAP)
@@ -76,7 +77,9 @@ class Failure:
         """As `heading`, with the place in the training, for the log of a run that goes on."""
         epoch = f" (epoch {self.epoch + 1})" if self.epoch >= 0 else ""
         place = f" after step {self.step}{epoch}" if self.step else ""
-        return f"{self.heading.removesuffix('.')}{place}."
+        lines = self.what.splitlines()
+        error = f": {lines[0][:NOTE_LIMIT].removesuffix('.')}" if lines else ""
+        return f"{self.heading.removesuffix('.')}{place}{error}."
 
     @property
     def is_crash(self) -> bool:
