@@ -207,6 +207,11 @@ def test_times_of_backups_are_positive(arguments, option):
         plan(arguments, **{option: 0.0})
 
 
+def test_backups_that_go_nowhere_are_refused(arguments):
+    with pytest.raises(ConfigError, match="--backup-every is 5, .* expected --backup-dir"):
+        plan(arguments, backup_every_s=5.0)
+
+
 def test_a_backup_driver_that_is_not_there_is_named(arguments):
     with pytest.raises(ConfigError, match="pip install gcsfs"):
         plan(arguments, backup_dir="gs://bucket/job")

@@ -206,14 +206,14 @@ def run(
         ),
     ] = None,
     backup_every: Annotated[
-        float,
+        Seconds,
         typer.Option(
             "--backup-every",
             metavar="SECONDS",
-            help="From one backup to the next.",
+            help=f"From one backup to the next (default: {DEFAULT_BACKUP_EVERY_S:g}).",
             rich_help_panel=_FAILURES,
         ),
-    ] = DEFAULT_BACKUP_EVERY_S,
+    ] = None,
     grace: Annotated[
         float,
         typer.Option(

@@ -157,7 +157,8 @@ class Attempts:
             missed = self.current.missed
             if missed and self.meeting.succeeded:
                 self._console.note(
-                    f"--inject {', '.join(missed)} never struck: there was no such step."
+                    f"--inject {', '.join(missed)} never struck: there was no such step. "
+                    "Steps are counted in fit under the strategy, and in resumable loops."
                 )
         await self.meeting.close(again=self._withdraws)
         self._memory.close()

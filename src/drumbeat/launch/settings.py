@@ -60,7 +60,7 @@ class RunArguments:
         hang_timeout_s: How long a worker may make no progress; 0 for any time.
         snapshot_every: Steps from one snapshot in memory to the next; 0 for none.
         backup_dir: Path or URL of a folder for backups.
-        backup_every_s: Seconds from one backup to the next.
+        backup_every_s: Seconds from one backup to the next; None for the usual.
         grace_s: How long workers may take to save their state after SIGTERM.
         inject: Failures to rehearse, each as "kill:rank=1,step=37".
     """
@@ -85,7 +85,7 @@ class RunArguments:
     hang_timeout_s: float | None = None
     snapshot_every: int | None = None
     backup_dir: str | None = None
-    backup_every_s: float = DEFAULT_BACKUP_EVERY_S
+    backup_every_s: float | None = None
     grace_s: float = DEFAULT_GRACE_S
     inject: tuple[str, ...] = ()
 
@@ -232,7 +232,7 @@ def plan_run(
         hang_timeout_s=arguments.hang_timeout_s,
         snapshot_every=arguments.snapshot_every,
         backup_dir=_backup_dir(arguments, place, notes),
-        backup_every_s=arguments.backup_every_s,
+        backup_every_s=arguments.backup_every_s or DEFAULT_BACKUP_EVERY_S,
         grace_s=arguments.grace_s,
         faults=_faults(arguments, place, workers),
         platform=place.platform,
@@ -376,8 +376,13 @@ def _check_numbers(arguments: RunArguments) -> None:
         ("--grace", arguments.grace_s),
     )
     for option, seconds in timeouts:
-        if not 0 < seconds < float("inf"):
+        if seconds is not None and not 0 < seconds < float("inf"):
             raise ConfigError(f"{option} is {seconds}; expected a number of seconds above 0.")
+    if arguments.backup_every_s is not None and arguments.backup_dir is None:
+        raise ConfigError(
+            f"--backup-every is {arguments.backup_every_s:g}, but there is no folder for backups; "
+            "expected --backup-dir with it. drumbeat.callbacks.BackupAndRestore has its own every=."
+        )
     if arguments.collectives not in COLLECTIVES_CHOICES:
         raise ConfigError(
             f"--collectives is {shown(arguments.collectives)}; expected one of "
