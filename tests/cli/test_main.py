@@ -37,7 +37,7 @@ def test_version_and_help(tmp_path):
     ("arguments", "message"),
     [
         (["run", "-n", "0", "train.py"], "drumbeat: -n is 0 (workers); expected 1 to 1024."),
-        (["run", "-n", "two", "train.py"], "Invalid value for '-n'"),
+        (["run", "-n", "two", "train.py"], "-n is 'two'; expected a number of workers"),
         (["run", "nope.py"], "drumbeat: nope.py does not exist"),
         (["run", "."], "drumbeat: . is a folder; expected a Python script."),
         (["run", "train"], "did you mean train.py?"),
