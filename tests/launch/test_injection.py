@@ -39,7 +39,8 @@ def test_a_worker_fails_as_asked_for(jobs, fault, code, text):
     assert "made 7" in job.log("worker-1")
     assert "made 8" not in job.log("worker-1")
     assert f"--inject {fault} strikes, after step 7." in job.log("worker-1")
-    assert "strikes" not in job.log("worker-0")
+    # It may have come to nothing: on a busy machine it starts late.
+    assert "[worker 0] --inject" not in job.out
     assert re.search(text, job.report, re.MULTILINE), job.report
 
 
