@@ -28,6 +28,7 @@ def run(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(300)
 def test_short_table_of_guarantees() -> None:

@@ -105,6 +105,7 @@ def test_a_script_that_is_right_is_the_same(tmp_path):
     assert "runs" in result.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_a_mean_over_the_rows_of_each_worker_is_found(tmp_path):
     loop = LOOP.replace("LOSS", "tf.reduce_mean(losses)")

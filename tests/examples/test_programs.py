@@ -66,10 +66,13 @@ def accuracies_in(output: str) -> list[float]:
 @pytest.mark.parametrize(
     ("name", "workers"),
     [
-        pytest.param("multi_worker", 1, id="multi_worker-alone"),
         pytest.param("dataset", 2, id="dataset-2"),
-        pytest.param("strategy", 2, id="strategy-2"),
-        pytest.param("multi_worker", 3, id="multi_worker-3"),
+        *[
+            pytest.param(
+                "multi_worker", workers, id=f"multi_worker-{workers}", marks=pytest.mark.slow
+            )
+            for workers in (1, 3)
+        ],
         *[
             pytest.param(name, workers, id=f"{name}-{workers}-slow", marks=pytest.mark.slow)
             for name in PROGRAMS
@@ -109,6 +112,7 @@ def test_prediction_is_whole_and_in_order_on_every_worker(tmp_path: Path) -> Non
     assert list((tmp_path / "scratch").glob("not-the-chief-*")) == []
 
 
+@pytest.mark.slow
 def test_custom_loop_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first = run_example(tmp_path, "custom_loop", workers=1, epochs=1)
     assert "epoch 1/1" in first.stdout

@@ -132,6 +132,7 @@ SAYS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 def test_what_fit_says_it_is_doing(jobs):
     options = ("-n", "1", "--max-restarts", "0")

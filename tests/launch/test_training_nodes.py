@@ -127,7 +127,9 @@ def test_two_nodes_train_one_model(nodes, collectives):
     assert_trained_together(nodes.by_options(collectives))
 
 
-@pytest.mark.parametrize("collectives", ["auto", "tensorflow"])
+@pytest.mark.parametrize(
+    "collectives", ["auto", pytest.param("tensorflow", marks=pytest.mark.slow)]
+)
 def test_a_platforms_tf_config_is_enough_to_train_one_model(nodes, collectives):
     assert_trained_together(nodes.by_tf_config(collectives))
 

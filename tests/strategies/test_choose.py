@@ -79,6 +79,7 @@ def test_exact_and_shares_that_do_not_fit() -> None:
         assert part in said[arguments]
 
 
+@pytest.mark.slow
 def test_exact_mode_comes_before_the_first_operation() -> None:
     done = run(
         "import drumbeat, tensorflow as tf; tf.zeros(1); drumbeat.strategy(exact=4)",
@@ -87,6 +88,7 @@ def test_exact_mode_comes_before_the_first_operation() -> None:
     assert "Make the strategy before the first operation" in done.stderr
 
 
+@pytest.mark.slow
 def test_exact_mode_once_for_all() -> None:
     done = run(
         "import drumbeat; s = drumbeat.strategy(exact=4); print(s.num_replicas_in_sync)\n"

@@ -76,6 +76,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(120)
 def test_a_slow_worker_takes_fewer_rows_and_the_curve_stays(tmp_path: Path) -> None:

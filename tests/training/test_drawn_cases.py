@@ -156,7 +156,7 @@ def test_drawn_cases_are_the_same_on_several_workers(tmp_path: Path) -> None:
         return
     # The same cases at each run, each on one number of workers: more take longer.
     ways = [EQUAL[0], EQUAL[0], UNEVEN[1], EQUAL[0], EQUAL[0], EQUAL[2]]
-    planned = {index: [ways[index % len(ways)]] for index in range(22)}
+    planned = {index: [ways[index % len(ways)]] for index in range(10)}
     compare(tmp_path, 1, planned | dict.fromkeys(FOUND, [EQUAL[0]]))
 
 

@@ -28,7 +28,6 @@ LOOSER = {
 # two don't show, or where a test below asks for it. `make test-slow` runs all the others.
 ON_THREE = {
     "backup_restores_every_worker",
-    "batch_norm_synchronized",
     "callbacks_share_their_paths",
     "clip_after_the_sum",
     "convolution_with_empty_slices",
@@ -41,13 +40,10 @@ ON_THREE = {
     "everyone_saves_to_one_path",
     "explicit_spelling_is_the_same_strategy",
     "files_and_records_in_one_order",
-    "fit_dataset",
-    "fit_function_of_workers_own_rows",
     "fit_function_uneven_batches",
     "fit_numpy",
     "last_batch_of_one",
     "masked_sequence_loss",
-    "on_batch",
     "one_example",
     "one_worker_changes_its_state",
     "one_worker_stops",
@@ -55,7 +51,6 @@ ON_THREE = {
     "overflow_skips_the_step_everywhere",
     "policies",
     "predict_order",
-    "sample_weights",
     "strategy_interface",
 }
 
