@@ -21,15 +21,15 @@ QUIET = Measured(stop=False, held=False, steps=10, since_s=1.0, step_s=0.01, cos
 @pytest.mark.parametrize(
     ("change", "every", "last_in", "expected"),
     [
-        # 2% of 2.5 s are 50 ms: not yet; the next beat is half a second away.
+        # 1% of 5 s are 50 ms: not yet; the next beat is half a second away.
         ({}, None, 100, (False, False, 50)),
-        ({"since_s": 2.4}, None, 100, (False, False, 10)),
-        ({"since_s": 2.6}, None, 100, (True, False, 50)),
+        ({"since_s": 4.875}, None, 100, (False, False, 12)),
+        ({"since_s": 5.1}, None, 100, (True, False, 50)),
         # Nothing is known of what it costs.
         ({"cost_s": 0.0, "since_s": 0.001}, None, 1, (True, False, 2)),
-        # It costs next to nothing; still not more often than every quarter of a second.
-        ({"cost_s": 1e-5, "since_s": 0.1}, None, 100, (False, False, 15)),
-        ({"cost_s": 1e-5, "since_s": 0.3}, None, 100, (True, False, 25)),
+        # It costs next to nothing; still not more often than once a second.
+        ({"cost_s": 1e-5, "since_s": 0.85}, None, 100, (False, False, 15)),
+        ({"cost_s": 1e-5, "since_s": 1.1}, None, 100, (True, False, 50)),
         # The speed of a few steps foretells little.
         ({"step_s": 1e-4}, None, 4, (False, False, 8)),
         # Steps longer than a beat.

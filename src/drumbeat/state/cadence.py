@@ -10,15 +10,19 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_COST = 0.02
-"""The part of the time that snapshots may take."""
+MAX_COST = 0.01
+"""The part of the time that taking snapshots may take.
+
+Half of the 2% that are promised: what they do to caches, and to the pace of workers that
+wait for each other, is not measured.
+"""
 BEAT_S = 0.5
 """At most this long between two beats, as far as the speed of the steps lets foresee it."""
 COSTS_KEPT = 5
 """How many of the last snapshots say what one takes."""
 COLD = 2
 """The first ones find their memory, which takes several times as long, and happens once."""
-MIN_INTERVAL_S = 0.25
+MIN_INTERVAL_S = 1.0
 """No snapshots closer than this: starting again takes longer anyway."""
 
 
