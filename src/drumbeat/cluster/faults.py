@@ -65,7 +65,6 @@ _NUMBERS: Mapping[FaultKind, Mapping[str, float | None]] = {
     FaultKind.PARTITION: {"seconds": DEFAULT_PARTITION_S},
 }
 _LIMITS = {"code": (1, 255), "seconds": (0, 86_400), "steps": (1, MAX_STEP)}
-_WHOLE = ("code", "steps")
 _EXAMPLE = "kill:rank=1,step=37"
 
 

@@ -53,7 +53,6 @@ class Agent:
             hurry=self._hurry,
         )
         self._signals: list[signal.Signals] = []
-        self._asked = False
         self._asking: asyncio.Future[None] | None = None
         self._withdrawing = False
         self._stopped = asyncio.Event()
@@ -125,9 +124,8 @@ class Agent:
     def _preempt(self) -> bool:
         """Has workers that keep backups save their state, once and within the grace."""
         current = self._attempts.current
-        if self._asked or current is None or not current.ask_to_stop():
+        if self._asking or current is None or not current.ask_to_stop():
             return False
-        self._asked = True
         self._asking = asyncio.ensure_future(self._keep_asking(current))
         grace_s = self._settings.grace_s
         self._console.note(
