@@ -6,7 +6,7 @@
 Two workers train the digits CNN (`recovery_train.py`), and worker 1 kills itself in the
 middle of an epoch. TensorFlow's strategy has tf_keras, BackupAndRestore and a supervisor
 that starts all processes again as soon as one has ended; drumbeat has an unchanged
-script. Then the same training with and without snapshots, in turns.
+script. Then what snapshots cost, within one training: blocks of epochs with and without.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,10 +33,12 @@ DRUMBEAT = Path(sys.executable).with_name("drumbeat")
 WORKERS, EPOCHS = 2, 6
 # 1400 examples are 22 steps an epoch: the kill is in the middle of the fourth.
 EXAMPLES, KILL_STEP = 1400, 77
-RUN_TIMEOUT_S = 300
+RUN_TIMEOUT_S = 600
 PEER_VARIABLES = {**compare.TUNED, "TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-# The models of which the cost of snapshots is measured: dense width, epochs.
-SIZES = {"digits CNN": (64, 80), "digits CNN, wide": (4096, 25)}
+# The models of which the cost of snapshots is measured: dense width, epochs of a block of
+# some seconds. A block with snapshots begins with one, so that it has one more than its share.
+SIZES = {"digits CNN": (64, 40), "digits CNN, wide": (4096, 10)}
+PAIRS_A_ROUND = 5
 
 
 class Run:
@@ -162,26 +165,30 @@ def kills(data: Path, rounds: int) -> dict[str, Any]:
 
 
 def snapshots(data: Path, rounds: int) -> dict[str, Any]:
-    """What snapshots add to the time of an epoch, in pairs, each in turns first."""
+    """What snapshots add to the time of training: blocks of epochs with and without, in turns."""
     found = {}
-    for name, (width, epochs) in SIZES.items():
-        ratios: dict[str, list[float]] = {"wall_s": [], "cpu_s": []}
-        for number in range(rounds):
-            pair: dict[str, Any] = {}
-            ways: dict[str, tuple[str, ...]] = {"with": (), "without": ("--snapshot-every", "0")}
-            for way in list(ways)[:: -1 if number % 2 else 1]:
-                with tempfile.TemporaryDirectory(prefix="drumbeat-recovery-") as folder:
-                    run = Run(Path(folder), data)
-                    size = ("--width", str(width), "--epochs", str(epochs))
-                    run.drumbeat("--measure", *size, options=ways[way])
-                    pair[way] = run.result()
-            for key, values in ratios.items():
-                values.append(pair["with"][key] / pair["without"][key])
-            say(
-                f"snapshots {number}, {name}, {pair['with']['parameters']} parameters: wall "
-                f"{pair['with']['wall_s']:.2f} s with, {pair['without']['wall_s']:.2f} s without"
-            )
-        found[name] = {key: spread(values) for key, values in ratios.items()}
+    for name, (width, block) in SIZES.items():
+        with tempfile.TemporaryDirectory(prefix="drumbeat-recovery-") as folder:
+            run = Run(Path(folder), data)
+            epochs = (1 + PAIRS_A_ROUND * 2 * rounds) * block + 1
+            size = ("--width", str(width), "--epochs", str(epochs), "--block", str(block))
+            run.drumbeat(*size)
+            result = run.result()
+        walls_s = result["walls_s"]
+        pairs = zip(walls_s["with"], walls_s["without"], strict=True)
+        more = [ours / theirs - 1 for ours, theirs in pairs]
+        block_s = statistics.median(walls_s["without"])
+        low, middle, high = statistics.quantiles(more, n=4)
+        found[name] = {
+            "parameters": result["parameters"],
+            "block_s": block_s,
+            "pairs": len(more),
+            "median": middle,
+            "quartiles": [low, high],
+            # Of all blocks: what a few disturbed ones do to it, the quartiles tell.
+            "total": sum(walls_s["with"]) / sum(walls_s["without"]) - 1,
+        }
+        say(f"snapshots, {name}: {found[name]}")
     return found
 
 
@@ -208,15 +215,14 @@ def print_kills(figures: Mapping[str, Any]) -> None:
 
 
 def print_snapshots(figures: Mapping[str, Any]) -> None:
-    print("\n| snapshots add to the time of training | wall | CPU |")
-    print("|---|---|---|")
-    for name, ratios in figures.items():
-        cells = [
-            f"{100 * (r['median'] - 1):+.1f}% ({100 * (r['min'] - 1):+.1f} to "
-            f"{100 * (r['max'] - 1):+.1f})"
-            for r in ratios.values()
-        ]
-        print(f"| {name} | {' | '.join(cells)} |")
+    print("\n| snapshots add to the time of | median | quartiles | all blocks | pairs of |")
+    print("|---|---|---|---|---|")
+    for name, of in figures.items():
+        low, high = of["quartiles"]
+        print(
+            f"| {name}, {of['parameters']:,} parameters | {of['median']:+.1%} | {low:+.1%} to "
+            f"{high:+.1%} | {of['total']:+.1%} | {of['pairs']} × {of['block_s']:.1f} s |"
+        )
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Trains the digits CNN; `recovery.py` runs this under drumbeat and under TensorFlow's strategy.
 
 One script for both: Keras 3 there, tf_keras here, and nothing of drumbeat's. With
---kill-step the worker with --kill-rank kills itself after that step, once.
+--kill-step the worker with --kill-rank kills itself after that step, once. Only --block,
+which measures snapshots, reaches into drumbeat.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import argparse
 import hashlib
 import json
 import os
-import resource
 import signal
 import time
 from pathlib import Path
@@ -47,24 +47,34 @@ class Steps(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Cost(keras.callbacks.Callback):
-    """Wall and CPU time of all epochs but the first."""
+class Alternate(keras.callbacks.Callback):
+    """Has snapshots taken in every other block of epochs only, and times the blocks.
 
-    def __init__(self) -> None:
+    With, without, without, with, …: so that what changes with time cancels out.
+    """
+
+    def __init__(self, block: int) -> None:
         super().__init__()
-        self._began = (0.0, 0.0)
-        self.spent = {"wall_s": 0.0, "cpu_s": 0.0}
+        self._block = block
+        self._began_s = 0.0
+        self.walls_s: dict[str, list[float]] = {"with": [], "without": []}
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        now = (time.monotonic(), cpu_s())
-        if epoch == 0:
-            self._began = now
-        self.spent = {"wall_s": now[0] - self._began[0], "cpu_s": now[1] - self._began[1]}
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        number, within = divmod(epoch, self._block)
+        if within:
+            return
+        now_s = time.monotonic()
+        if number > 1:  # The first block is a warm-up.
+            self.walls_s[self._way(number - 1)].append(now_s - self._began_s)
+        from drumbeat.training import journal
 
+        every = None if self._way(number) == "with" else 0
+        journal.own().active.beat.every = every
+        self._began_s = time.monotonic()
 
-def cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    @staticmethod
+    def _way(number: int) -> str:
+        return "without" if number % 4 in (2, 3) else "with"
 
 
 def make_model(width: int) -> Any:
@@ -98,7 +108,7 @@ def main() -> None:
     parser.add_argument("--kill-step", type=int, default=0)
     parser.add_argument("--kill-rank", type=int, default=1)
     parser.add_argument("--backup", type=Path, help="for BackupAndRestore")
-    parser.add_argument("--measure", action="store_true", help="the cost of all epochs, no ledger")
+    parser.add_argument("--block", type=int, help="epochs of a block with or without snapshots")
     options = parser.parse_args()
     keras.utils.set_random_seed(3)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -107,9 +117,12 @@ def main() -> None:
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=5).batch(BATCH)
     with strategy.scope():
         model = make_model(options.width)
-    cost = Cost()
-    callbacks: list[Any] = [cost]
-    if not options.measure:
+    walls_s: dict[str, list[float]] = {}
+    if options.block:
+        alternate = Alternate(options.block)
+        callbacks: list[Any] = [alternate]
+        walls_s = alternate.walls_s
+    else:
         kill_step = options.kill_step if options.kill_rank == RANK else 0
         callbacks = [Steps(options.out, -(-len(x) // BATCH), kill_step)]
     if options.backup:
@@ -124,7 +137,7 @@ def main() -> None:
         "weights": total.hexdigest(),
         "loss": float(history.history["loss"][-1]),
         "parameters": int(model.count_params()),
-        **cost.spent,
+        "walls_s": walls_s,
     }
     (options.out / f"result-{RANK}.json").write_text(json.dumps(result))
 

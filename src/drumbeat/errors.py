@@ -50,13 +50,11 @@ class DivergenceError(DrumbeatError):
     """Workers no longer hold the same weights, though nothing that is known of explains it."""
 
 
-class Preempted(DrumbeatError):
-    """The job was asked to make room. It has saved its state; started again, it goes on.
+PREEMPTED_CODE = 75
+"""Exit code of a job that has saved its state to make room: started again, it goes on.
 
-    The exit code is EX_TEMPFAIL of sysexits.h.
-    """
-
-    exit_code = 75
+EX_TEMPFAIL of sysexits.h.
+"""
 
 
 class Regrouped(SystemExit):

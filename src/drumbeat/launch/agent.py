@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import signal
 import socket
 from pathlib import Path
 
 from drumbeat.control.restart import Kind
-from drumbeat.errors import DrumbeatError
+from drumbeat.errors import PREEMPTED_CODE, DrumbeatError
 from drumbeat.launch.attempt import Attempt, Machine
-from drumbeat.launch.attempts import Attempts, Outcome
+from drumbeat.launch.attempts import PREEMPTED, Attempts, Outcome
 from drumbeat.launch.console import Console
 from drumbeat.launch.failures import Failure
 from drumbeat.launch.settings import RunSettings
@@ -162,7 +163,12 @@ class Agent:
         if self._withdrawing and number == signal.SIGTERM:
             self._attempts.withdraw()
             return Outcome(code=128 + number)
-        await meeting.tell(signal_failure(self._settings.node_rank, number).to_event())
+        failure = signal_failure(self._settings.node_rank, number)
+        if number == signal.SIGTERM and self._attempts.can_be_taken_up:
+            failure = dataclasses.replace(failure, code=PREEMPTED_CODE, kind=Kind.PREEMPTED)
+            await meeting.tell(failure.to_event())
+            return Outcome(code=PREEMPTED_CODE, summary=PREEMPTED)
+        await meeting.tell(failure.to_event())
         if number == signal.SIGINT:
             # After SIGTERM, a platform may start this node again, and the others wait for that.
             await meeting.call_off()

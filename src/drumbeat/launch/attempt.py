@@ -204,6 +204,11 @@ class Attempt:
             )
 
     @property
+    def keeps_backups(self) -> bool:
+        """Whether a worker of this node has begun to train with a folder for backups."""
+        return any(page.accepts_stop for page in self._pages.values())
+
+    @property
     def furthest(self) -> int:
         """Finished training steps of the job, as far as a worker of this node has come."""
         return max((page.read().step for page in self._pages.values()), default=0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from drumbeat.control import hang
 from drumbeat.control.restart import Ended, GiveUp, Kind, decide
-from drumbeat.errors import Preempted, RendezvousError
+from drumbeat.errors import PREEMPTED_CODE, RendezvousError
 from drumbeat.launch import agreement, environment
 from drumbeat.launch.agreement import Standing
 from drumbeat.launch.attempt import Attempt, Machine
@@ -35,9 +35,9 @@ PARENT_TRIES = 5
 WITHDRAWN_CODE = 128 + signal.SIGTERM
 SLOW_START_S = 8.0  # After this long without a sign, say what is going on.
 _FINAL = (Kind.MISTAKE, Kind.STOPPED, Kind.PREEMPTED)
-_PREEMPTED = (
+PREEMPTED = (
     "The workers have saved their state and stopped. The same command goes on from there "
-    f"(exit code {Preempted.exit_code})."
+    f"(exit code {PREEMPTED_CODE})."
 )
 
 
@@ -111,6 +111,7 @@ class Attempts:
         self._fired = 0
         self._fences = 0
         self._withdraws = False
+        self._keeps_backups = False
         self._telling: asyncio.Future[None] | None = None
         self._ready = asyncio.Event()
         self.meeting = Meeting(settings, on_waiting=console.note, ready=self._ready)
@@ -171,6 +172,11 @@ class Attempts:
             return False
         left = set(meeting.present) - meeting.leaving - {settings.node_rank}
         return settings.node_rank != 0 and len(left) >= settings.min_nodes
+
+    @property
+    def can_be_taken_up(self) -> bool:
+        """Whether no worker runs, as one has failed, and there is a backup to go on from."""
+        return self.current is None and self._keeps_backups
 
     def withdraw(self) -> None:
         """Tells the others, and has all workers end at the next snapshot. Repeatable."""
@@ -376,6 +382,7 @@ class Attempts:
         if self.current is not None:
             await self.current.kill()
             furthest = max(furthest, self.current.furthest)
+            self._keeps_backups = self.current.keeps_backups
             await self.current.close()
             self._fired = self.current.fired
             self.current = None
@@ -393,7 +400,7 @@ class Attempts:
 
     def _failed(self, cause: Failure, why: str = "") -> Outcome:
         if cause.policy_kind is Kind.PREEMPTED:
-            return Outcome(code=cause.exit_code, summary=_PREEMPTED)
+            return Outcome(code=cause.exit_code, summary=PREEMPTED)
         body = "\n".join(part for part in (why, cause.text) if part)
         return Outcome(
             code=cause.exit_code, heading=cause.heading, body=body, history=self._standing.history

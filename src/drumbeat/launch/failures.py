@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drumbeat.control.restart import Kind
-from drumbeat.errors import Preempted
+from drumbeat.errors import PREEMPTED_CODE
 
 TEXT_LIMIT = 16 * 1024
 WHAT_LIMIT = 300
@@ -61,7 +61,7 @@ class Failure:
             return self.kind
         if self.consequence:
             return Kind.ECHO
-        if self.code == Preempted.exit_code:
+        if self.code == PREEMPTED_CODE:
             return Kind.PREEMPTED
         if self.code < 0:
             return Kind.CRASH if self.code in _BUGS else Kind.KILLED

@@ -15,7 +15,7 @@ from typing import Any
 
 from drumbeat.cluster.wording import listed
 from drumbeat.control.restart import Kind
-from drumbeat.errors import Preempted, Regrouped, RendezvousError
+from drumbeat.errors import Regrouped, RendezvousError
 from drumbeat.launch.failures import WHAT_LIMIT, Failure, explanation
 from drumbeat.launch.hangs import HangWatch
 from drumbeat.launch.meeting import Meeting
@@ -320,8 +320,6 @@ def _note_of(failure_path: Path) -> dict[str, Any]:
 def _kind_of(note: Mapping[str, Any]) -> Kind | None:
     if note.get("final") is True:
         return Kind.MISTAKE
-    if note.get("type") == Preempted.__name__:
-        return Kind.PREEMPTED
     if note.get("type") == Regrouped.__name__:
         return Kind.REGROUPED
     return Kind.EXCEPTION if "type" in note and note.get("consequence") is not True else None

@@ -157,19 +157,6 @@ class Backups:
                 continue  # `newest` will tell
         return None
 
-    def remove_all(self) -> None:
-        """Removes all backups in the folder, also those that others wrote.
-
-        Raises:
-            OSError: Something could not be removed.
-        """
-        present = self._folder.entries()
-        for name in self._manifests(present):
-            self._folder.remove(name)
-        for name in present:
-            if _STATE.fullmatch(name) or name.startswith(TEMPORARY_PREFIX):
-                self._folder.remove(name)
-
     def _write_state(self, data: bytes, present: dict[str, Entry]) -> Listed:
         digest = hashlib.sha256(data).hexdigest()
         listed = Listed(f"drumbeat-state-{digest[:32]}.bin", len(data), digest)

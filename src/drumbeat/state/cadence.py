@@ -22,6 +22,8 @@ COSTS_KEPT = 5
 """How many of the last snapshots say what one takes."""
 COLD = 2
 """The first ones find their memory, which takes several times as long, and happens once."""
+COLD_FACTOR = 10
+"""Until others are known, a cold one is taken to cost so many times a usual one."""
 MIN_INTERVAL_S = 1.0
 """No snapshots closer than this: starting again takes longer anyway."""
 
@@ -37,7 +39,7 @@ class Measured:
         steps: Since the last snapshot, or since the phase began or was resumed.
         since_s: Time since then.
         step_s: Mean time of a step since the last beat.
-        cost_s: What a snapshot usually takes, see `usual_cost_s`; 0 as long as that isn't known.
+        cost_s: What a snapshot usually takes, see `usual_cost_s`; 0 before the first.
         due: One is wanted for a backup.
     """
 
@@ -69,15 +71,14 @@ class Decision:
 
 
 def usual_cost_s(costs_s: Sequence[float]) -> float:
-    """What a snapshot takes, from what the last `COSTS_KEPT` took; 0 as long as all were cold.
+    """What a snapshot takes, from what the last `COSTS_KEPT` took; 0 if there were none.
 
     The median: one that was disturbed, by another program or a slow worker, says little.
     """
-    return (
-        statistics.median(costs_s)
-        if len(costs_s) == COSTS_KEPT
-        else min(costs_s[COLD:], default=0.0)
-    )
+    if len(costs_s) == COSTS_KEPT:
+        return statistics.median(costs_s)
+    cold = min(costs_s[:COLD], default=0.0) / COLD_FACTOR
+    return min(costs_s[COLD:], default=cold)
 
 
 def decide(measured: Measured, *, every: int | None, last_in: int) -> Decision:
@@ -96,7 +97,7 @@ def decide(measured: Measured, *, every: int | None, last_in: int) -> Decision:
         wanted, due_s = measured.steps >= every, 0.0
     else:
         interval_s = max(measured.cost_s / MAX_COST, MIN_INTERVAL_S)
-        # At once, until it is known what they cost.
+        # At once, until there is one.
         wanted = measured.since_s >= interval_s or measured.cost_s == 0 or measured.due
         due_s = interval_s if wanted else interval_s - measured.since_s
     snapshot = (wanted or measured.due or measured.stop or measured.regroup) and not measured.held

@@ -147,8 +147,8 @@ def unpack(buffer: memoryview | bytes, *, verify: bool = True) -> State:
         raw = np.frombuffer(view, np.uint8, size_bytes, entry["offset"])
         if verify and checksum(raw) != entry["sum"]:
             raise StateError(
-                f"The state of step {header.step} is damaged: the checksum of {entry['name']} "
-                "does not fit its bytes."
+                f"The state of step {header.step} is damaged: its part {entry['name']} has another "
+                "checksum than when it was written."
             )
         arrays[entry["name"]] = raw.view(dtype).reshape(shape)
     return State(header.step, meta, arrays)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from drumbeat.errors import Preempted
+from drumbeat.errors import PREEMPTED_CODE
 from drumbeat.state.progress import ProgressPage, Request
 
 # Platforms that signal every process may do so twice in a moment.
@@ -93,4 +93,4 @@ class Notice:
         self._page.request(Request.STOP)
         if not self._is_training():
             self._on_idle()
-            sys.exit(Preempted.exit_code)
+            sys.exit(PREEMPTED_CODE)

@@ -27,12 +27,6 @@ class BackupWriter:
         self._writing = False
         self._thread: threading.Thread | None = None
         self._failing = False
-        self._written: int | None = None
-
-    @property
-    def written_step(self) -> int | None:
-        """The step of the last backup that was written; None before the first."""
-        return self._written
 
     @property
     def is_busy(self) -> bool:
@@ -99,5 +93,4 @@ class BackupWriter:
             return error
         if self._failing:
             logger.warning("Backups are written to %s again.", place)
-        self._written = content.about.step
         return None

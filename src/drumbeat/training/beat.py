@@ -18,7 +18,7 @@ class Beat:
     Args:
         communicator: Of the workers, which all count the same steps.
         page: Where the agent asks for a stop.
-        every: See `cadence.decide`.
+        every: See `cadence.decide`; may be changed, on all workers after the same step.
         kept: What is known from phases before: `time.monotonic` when a state was kept last, 0.0
             for never, and what the last snapshots took.
     """
@@ -32,7 +32,7 @@ class Beat:
     ) -> None:
         self._communicator = communicator
         self._page = page
-        self._every = every
+        self.every = every
         self._next_in = 1
         self._since_beat = 0
         self._steps = 0
@@ -87,7 +87,7 @@ class Beat:
                 due=bool(mine[5]),
                 regroup=bool(mine[6]),
             ),
-            every=self._every,
+            every=self.every,
             last_in=self._next_in,
         )
         self._next_in = decision.next_in

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import io
+import logging
 import os
 import pickle
 import types
@@ -19,6 +20,8 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+
+logger = logging.getLogger("drumbeat")
 
 # Set by Keras when a callback is used, and not by the callback.
 _NOT_KEPT = frozenset({"_model", "params", "validation_data"})
@@ -40,9 +43,11 @@ _LEFT_OUT = (
 )
 # Larger arrays are only kept once they have changed: they are data, most often.
 _LARGE_BYTES = 1 << 16
+# From here on it is told: each snapshot pickles, compares and copies it.
+_TOLD_BYTES = 100_000_000
 
-Kept = dict[str, bytes]
-"""One object's attributes."""
+Kept = dict[str, bytes | np.ndarray]
+"""One object's attributes, as pickle writes them; long ones as arrays of bytes."""
 
 
 class _LeftOut(Exception):
@@ -65,6 +70,7 @@ class PythonState:
     def __init__(self, objects: Sequence[Any]) -> None:
         self._objects = list(objects)
         self._large: dict[tuple[int, str], int] = {}
+        self._has_told = False
 
     def begin(self) -> None:
         """Notes what large arrays the objects hold to begin with: only changed ones are kept."""
@@ -80,7 +86,8 @@ class PythonState:
     def put_back(self, kept: Sequence[Kept]) -> None:
         """Gives the objects the attributes that `take` returned."""
         for each, attributes in zip(self._objects, kept, strict=False):
-            for name, data in attributes.items():
+            for name, kept_as in attributes.items():
+                data = kept_as if isinstance(kept_as, bytes) else kept_as.data
                 if name == _FILE_KEY:
                     _cut_back(each, *pickle.loads(data))
                 else:
@@ -95,9 +102,21 @@ class PythonState:
             data = pickled(value)
             if data is not None:
                 kept[name] = data
+                self._tell_size(each, name, len(data))
         if isinstance(each, keras.callbacks.CSVLogger):
             kept[_FILE_KEY] = pickle.dumps(_written(each))
         return kept
+
+    def _tell_size(self, each: Any, name: str, size_bytes: int) -> None:
+        if size_bytes >= _TOLD_BYTES and not self._has_told:
+            self._has_told = True
+            logger.warning(
+                "%s.%s takes %.0f MB of each snapshot, which makes snapshots slow, and so fewer. "
+                "What needn't be restored after a failure, keep outside of the callback.",
+                type(each).__name__,
+                name,
+                size_bytes / 1e6,
+            )
 
 
 def _attributes(each: Any) -> list[tuple[str, Any]]:
@@ -107,8 +126,8 @@ def _attributes(each: Any) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in own.items() if name not in _NOT_KEPT]
 
 
-def pickled(value: Any) -> bytes | None:
-    """`value` as bytes; None where it can't be, or isn't to be kept."""
+def pickled(value: Any) -> bytes | np.ndarray | None:
+    """`value` as bytes, see `Kept`; None where it can't be, or isn't to be kept."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
@@ -117,6 +136,9 @@ def pickled(value: Any) -> bytes | None:
     except Exception:
         # Whatever an object's own methods raise: it is as if it couldn't be written.
         return None
+    if buffer.tell() > _LARGE_BYTES:
+        # Pickle then needs no copy of them, and they go to other nodes once if all have the same.
+        return np.frombuffer(buffer.getbuffer(), np.uint8)
     return buffer.getvalue()
 
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from drumbeat.collectives.communicator import Communicator
-from drumbeat.errors import Preempted, Regrouped, StateError
+from drumbeat.errors import PREEMPTED_CODE, Regrouped, StateError
 from drumbeat.state.cadence import Decision
 from drumbeat.state.format import State
 from drumbeat.state.progress import Activity
@@ -35,6 +35,9 @@ class Phase:
         journal: Of this worker.
         communicator: Of the workers that train together.
         number: The phase's; -1 for a training of this worker's own, which isn't kept.
+
+    Attributes:
+        beat: Of all workers.
     """
 
     kind = ""
@@ -45,11 +48,9 @@ class Phase:
         self.number = number
         every = journal.identity.snapshot_every
         self.is_kept = number >= 0 and (every != 0 or journal.backups.are_kept)
-        self._beat = Beat(
-            communicator, journal.page, every if number >= 0 else 0, journal.last_kept
-        )
-        self._beat.backup_is_overdue = lambda: journal.backups.is_overdue
-        self._beat.may_regroup = self.is_kept
+        self.beat = Beat(communicator, journal.page, every if number >= 0 else 0, journal.last_kept)
+        self.beat.backup_is_overdue = lambda: journal.backups.is_overdue
+        self.beat.may_regroup = self.is_kept
         self._recent_s: collections.deque[float] = collections.deque(maxlen=_RECENT_STEPS)
         self._step_began_s = 0.0
         self._last_snapshot_step = -1
@@ -88,8 +89,8 @@ class Phase:
         state = self._take(in_epoch=False, last=True)
         if state is not None:
             self.journal.finish(state)
-            self._beat.took_snapshot(began_s)
-            self.journal.last_kept = self._beat.kept
+            self.beat.took_snapshot(began_s)
+            self.journal.last_kept = self.beat.kept
 
     def put_back(self, state: State) -> dict[str, Any]:
         """Brings back variables and random numbers; returns what else `python` had given."""
@@ -159,7 +160,7 @@ class Phase:
         self._recent_s.append(now_s - self._step_began_s)
         if journal.page is not None:
             journal.page.update(step=journal.step, slowest_step_s=max(self._recent_s))
-        decision = self._beat.after_step(due=journal.backups.is_due(before, journal.step))
+        decision = self.beat.after_step(due=journal.backups.is_due(before, journal.step))
         if decision is not None:
             self._follow(decision, in_epoch=True)
         if journal.injector is not None:
@@ -168,12 +169,12 @@ class Phase:
 
     def between_epochs(self) -> None:
         """A beat between two epochs, on all workers."""
-        decision = self._beat.now(due=self.journal.backups.epoch_ends_matter)
+        decision = self.beat.now(due=self.journal.backups.epoch_ends_matter)
         self._follow(decision, in_epoch=False)
 
     def mended(self) -> None:
         """What differed between workers, and was known to, no longer does."""
-        self._beat.held = self._out_of_memory
+        self.beat.held = self._out_of_memory
 
     def _follow(self, decision: Decision, *, in_epoch: bool) -> None:
         # A loop can't tell from a `break` what the end of the process does to it.
@@ -183,9 +184,9 @@ class Phase:
             state = self._take(in_epoch=in_epoch)
             if state is not None:
                 self._write(state)
-            self._beat.took_snapshot(began_s)
+            self.beat.took_snapshot(began_s)
         if decision.regroup and self.journal.step == self._last_snapshot_step:
-            raise Regrouped(Preempted.exit_code)
+            raise Regrouped(PREEMPTED_CODE)
         self._is_stopping = decision.stop
         if decision.stop:
             self.journal.doing(Activity.SAVING)
@@ -198,10 +199,10 @@ class Phase:
                     "Stopped after step %d, as asked for. Started again, %s (exit code %d).",
                     self.journal.step,
                     goes_on,
-                    Preempted.exit_code,
+                    PREEMPTED_CODE,
                 )
             # Not an Exception: a script that goes on after failures must not go on after this.
-            raise SystemExit(Preempted.exit_code)
+            raise SystemExit(PREEMPTED_CODE)
 
     def _take(self, *, in_epoch: bool, last: bool = False) -> State | None:
         meta = {"phase": self.number, "kind": self.kind, "finished": last}
@@ -215,7 +216,7 @@ class Phase:
                 units=self._units(),
             )
         except snapshots.KnownToDiffer:
-            self._beat.held = True
+            self.beat.held = True
             return None
 
     def _units(self) -> tuple[int, ...]:
@@ -230,4 +231,4 @@ class Phase:
             self.journal.keep(state)
         except StateError as error:
             logger.warning("%s No snapshots are taken from now on.", error)
-            self._beat.held = self._out_of_memory = True
+            self.beat.held = self._out_of_memory = True

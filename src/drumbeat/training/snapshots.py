@@ -1,11 +1,13 @@
 """From a phase's variables and Python objects to a state that any node can restart from, and back.
 
 What all workers hold alike is in it once. What each has of its own (what its metrics have
-counted, moving statistics, its callbacks) is gathered from all of them.
+counted, moving statistics, its callbacks) is gathered from all of them; large parts of
+that, such as a callback's predictions, once where they are equal.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import pickle
 from collections.abc import Mapping, Sequence
@@ -20,7 +22,9 @@ from drumbeat.state.format import State, pack
 from drumbeat.training import divergence, resizing
 from drumbeat.training.holdings import Held, Holdings, Kind
 
-_PYTHON = "python"
+_PYTHON, _PARTS = "python", "parts"
+# What Python objects hold is compared between workers in parts from this size on.
+_PART_BYTES = 1 << 16
 
 
 class KnownToDiffer(Exception):
@@ -59,9 +63,9 @@ def take(
         views = _examined(holdings.held, views, alike, communicator)
     names = resizing.names_of(holdings.held)
     own = {names[i]: views[i] for i, same in enumerate(alike) if not same}
-    own[_PYTHON] = np.frombuffer(pickle.dumps(dict(python), pickle.HIGHEST_PROTOCOL), np.uint8)
+    common = _put_python(own, python, communicator)
     everyones = _gathered(pack(State(step, {}, own)), communicator)
-    arrays = {names[i]: views[i] for i, same in enumerate(alike) if same}
+    arrays = {names[i]: views[i] for i, same in enumerate(alike) if same} | common
     arrays |= {f"own{rank}": data for rank, data in enumerate(everyones)}
     facts = {
         "paths": [each.path for each in holdings.mains],
@@ -75,7 +79,12 @@ def take(
 
 def python_of(state: State, rank: int) -> dict[str, Any]:
     """What worker `rank` gave to `take` as `python`; a new worker gets the chief's."""
-    return pickle.loads(resizing.own_of(state, rank).arrays[_PYTHON].tobytes())
+    own = resizing.own_of(state, rank).arrays
+    names = [_part_name(digest) for digest in own[_PARTS].tolist()]
+    parts = [(state.arrays.get(name, own.get(name))) for name in names]
+    return pickle.loads(
+        own[_PYTHON].tobytes(), buffers=[part.tobytes() for part in parts if part is not None]
+    )
 
 
 def put_back(state: State, holdings: Holdings, rank: int, size: int) -> None:
@@ -179,11 +188,41 @@ def _is_hyperparameter(each: Held) -> bool:
     return each.kind is Kind.OPTIMIZER and each.path.rpartition("/")[2] == "learning_rate"
 
 
+def _put_python(
+    own: dict[str, np.ndarray], python: Mapping[str, Any], communicator: Communicator
+) -> dict[str, np.ndarray]:
+    """Adds `python` to `own`, but for the large parts that all workers have, which it returns."""
+    parts: list[np.ndarray] = []
+
+    def keep_within(buffer: pickle.PickleBuffer) -> bool:
+        raw = np.frombuffer(buffer.raw(), np.uint8)
+        if raw.size >= _PART_BYTES:
+            parts.append(raw)
+        return raw.size < _PART_BYTES
+
+    text = pickle.dumps(dict(python), protocol=5, buffer_callback=keep_within)
+    digests = [hashlib.blake2b(part.data, digest_size=8).digest() for part in parts]
+    own[_PYTHON] = np.frombuffer(text, np.uint8)
+    own[_PARTS] = np.frombuffer(b"".join(digests), np.uint64)
+    everyones = [set(each.view(np.uint64)) for each in _gathered(b"".join(digests), communicator)]
+    everywhere = set.intersection(*everyones)
+    common: dict[str, np.ndarray] = {}
+    for digest, part in zip(own[_PARTS], parts, strict=True):
+        (common if digest in everywhere else own)[_part_name(digest)] = part
+    return common
+
+
+def _part_name(digest: int) -> str:
+    return f"part {digest:016x}"
+
+
 def _gathered(data: bytes, communicator: Communicator) -> list[np.ndarray]:
     """Each worker's bytes, by rank."""
     mine = np.frombuffer(data, np.uint8)
     if communicator.size == 1:
         return [mine]
     sizes = communicator.all_gather_numpy(np.array([mine.size], np.int64), name="sizes")
+    if not sizes.any():
+        return [mine] * communicator.size
     everyones = communicator.all_gather_numpy(mine, name="each worker's own state")
     return np.split(everyones, np.cumsum(sizes)[:-1])
