@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from drumbeat.collectives.bridge import Bridge
 from drumbeat.collectives.calls import Call, TensorSpec
+from drumbeat.collectives.times import CollectiveTimes
 from drumbeat.errors import CollectiveError, CollectiveTimeout, ConfigError
 
 OPS = ("sum", "min", "max")
@@ -65,6 +66,7 @@ class Communicator(ABC):
 
     Attributes:
         observer: Is told of each collective, where somebody wants to know.
+        times: What collectives have cost this worker so far.
     """
 
     def __init__(self, *, rank: int, size: int, timeout_s: float, bridge: Bridge) -> None:
@@ -76,13 +78,8 @@ class Communicator(ABC):
         self._lock = threading.Lock()
         self._sequence = 0
         self._last_error: CollectiveError | None = None
-        self._spent_s = 0.0
+        self.times = CollectiveTimes()
         self.observer: Observer | None = None
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds spent in collectives so far, most of them waiting for others."""
-        return self._spent_s
 
     @property
     def last_error(self) -> CollectiveError | None:
@@ -238,7 +235,6 @@ class Communicator(ABC):
     ) -> list[Any]:
         """One call: what the workers compare are `values`, what moves is `packed` or they."""
         data = list(values if packed is None else packed)
-        began_s = time.monotonic()
         if not self._lock.acquire(timeout=self.timeout_s):
             raise CollectiveTimeout(
                 f"worker {self.rank} waited {self.timeout_s:g} s to start {kind}: another thread "
@@ -250,8 +246,27 @@ class Communicator(ABC):
             self._sequence += 1
             if self.observer is not None:
                 self.observer.enter(self._sequence, kind, name)
+            return self._timed(kind, values, data, op, root, name)
+        except CollectiveError as error:
+            self._last_error = error
+            raise
+        finally:
+            if self.observer is not None:
+                self.observer.leave()
+            self._lock.release()
+
+    def _timed(
+        self, kind: str, values: Sequence[Any], data: list[Any], op: str, root: int, name: str
+    ) -> list[Any]:
+        times = self.times
+        times.calls += 1
+        times.bytes_sent += sum(map(_size_bytes, data))
+        began_s = time.monotonic()
+        agreed_s = None
+        try:
             call = self._describe(kind, values, op, root, name)
             self._agree(call)
+            agreed_s = time.monotonic()
             if kind == "all_reduce":
                 return self._reduce(call, data, op)
             if kind == "broadcast":
@@ -259,14 +274,11 @@ class Communicator(ABC):
             if kind == "all_gather":
                 return self._gather(call, data)
             return []
-        except CollectiveError as error:
-            self._last_error = error
-            raise
         finally:
-            if self.observer is not None:
-                self.observer.leave()
-            self._spent_s += time.monotonic() - began_s
-            self._lock.release()
+            ended_s = time.monotonic()
+            agreed_s = ended_s if agreed_s is None else agreed_s
+            times.waiting_s += agreed_s - began_s
+            times.transfer_s += ended_s - agreed_s
 
     def _describe(self, kind: str, values: Sequence[Any], op: str, root: int, name: str) -> Call:
         specs = [TensorSpec(dtype=v.dtype.name, shape=tuple(v.shape)) for v in values]
@@ -314,6 +326,12 @@ class Communicator(ABC):
 
 def _tensor(value: Any) -> Any:
     return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
+
+
+def _size_bytes(value: Any) -> int:
+    """Of an array or an eager tensor."""
+    nbytes = getattr(value, "nbytes", None)
+    return math.prod(value.shape) * value.dtype.size if nbytes is None else nbytes
 
 
 def _any_rows(shape: tf.TensorShape) -> tf.TensorShape:

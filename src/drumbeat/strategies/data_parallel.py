@@ -19,6 +19,7 @@ from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.tree import tree_sum
 from drumbeat.data.rows import BatchRows, Span
 from drumbeat.data.shares import Shares
+from drumbeat.strategies.gradient_sync import GradientSync
 from drumbeat.strategies.inputs import Inputs, check
 from drumbeat.strategies.reductions import as_tensor, divide, unless
 from drumbeat.strategies.replicas import LockstepContext, Replicas
@@ -109,6 +110,7 @@ class DataParallelExtended(StrategyExtendedV1):
         self.communicator = communicator
         self.exact = exact
         self.inputs = Inputs(communicator, shares)
+        self.gradient_sync = GradientSync(communicator)
         self._cluster_resolver = cluster_resolver
         self._retrace_functions_for_each_device = False
         size = communicator.size
@@ -133,22 +135,17 @@ class DataParallelExtended(StrategyExtendedV1):
 
     # Gradients and losses ---------------------------------------------------
 
-    def reduce_gradients(self, gradients: Sequence[Any]) -> list[Any]:
-        """Sum of the gradients over all replicas, in one collective.
-
-        Args:
-            gradients: Tensors, `tf.IndexedSlices` or None, alike on all replicas.
-
-        Returns:
-            A list like `gradients`; None stays None.
-        """
-        return self.update_once(gradients, lambda reduced: reduced)
+    def total(self, value: Any) -> Any:
+        """The sum of a tensor over all replicas that have rows."""
+        present = [value] if self.absent is None else unless(self.absent, [value])
+        return self._met(present, self._sum)[0]
 
     def update_once(self, gradients: Sequence[Any], update: Callable[[list[Any]], Any]) -> Any:
         """What `update` returns for the sums of the gradients over all replicas.
 
         Args:
-            gradients: As for `reduce_gradients`.
+            gradients: Tensors, `tf.IndexedSlices` or None, alike on all replicas; None
+                stays None.
             update: Called once in each worker, however many replicas it runs.
         """
         present = [g for g in gradients if g is not None]
@@ -156,7 +153,8 @@ class DataParallelExtended(StrategyExtendedV1):
             present = unless(self.absent, present)
 
         def combined(everyones: list[list[Any]]) -> Any:
-            reduced = iter(self._sum(everyones))
+            sums = self._sum(everyones) if self.exact else self.gradient_sync.sum(everyones[0])
+            reduced = iter(sums)
             return update([None if g is None else next(reduced) for g in gradients])
 
         return self._met(present, combined)

@@ -76,7 +76,7 @@ class Rebalancer:
 
     def begin(self) -> None:
         """A step begins here."""
-        self._began = (self._clock(), self._communicator.spent_s)
+        self._began = (self._clock(), self._communicator.times.spent_s)
 
     def end(self) -> None:
         """The step that has begun is over. All workers must call it after the same steps."""
@@ -86,7 +86,7 @@ class Rebalancer:
         self._began = None
         self._steps += 1
         if self._steps > 0:  # The first ones trace graphs and fill caches.
-            self._busy_s += self._clock() - began_s - (self._communicator.spent_s - spent_s)
+            self._busy_s += self._clock() - began_s - (self._communicator.times.spent_s - spent_s)
         if self._steps >= self._window:
             self._compare()
             self._steps, self._busy_s = 0, 0.0

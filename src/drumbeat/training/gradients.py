@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
-from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.training import current
 
 _reduced = threading.local()
@@ -64,7 +63,7 @@ def _reduce_values(original: Callable[..., Any]) -> Callable[..., Any]:
             # reach the gradients of the others.
             values = tf.where(strategy.extended.absent, tf.zeros_like(values), values)
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
-            weight = _total(tf.reduce_sum(tf.cast(sample_weight, values.dtype)), strategy)
+            weight = strategy.extended.total(tf.reduce_sum(tf.cast(sample_weight, values.dtype)))
             return tf.math.divide_no_nan(tf.reduce_sum(values), weight)
         loss = original(values, sample_weight, reduction)
         if values.shape.rank == 0 and reduction in (*_MEANS, "mean_with_sample_weight"):
@@ -83,17 +82,12 @@ def _apply_mask(original: Callable[..., Any]) -> Callable[..., Any]:
         # Keras weights what the mask lets pass so that the mean over all entries is the
         # mean over those. How many pass is a number of the global batch.
         mask = tf.cast(mask, dtype)
-        passing = _total(tf.reduce_sum(mask), strategy)
+        passing = strategy.extended.total(tf.reduce_sum(mask))
         here = tf.size(mask, out_type=tf.int64)
         whole = tf.math.divide_no_nan(tf.cast(here, dtype), strategy.extended.loss_fraction(dtype))
         return original(sample_weight, mask, dtype, "sum") * tf.math.divide_no_nan(whole, passing)
 
     return apply_mask
-
-
-def _total(value: Any, strategy: DataParallelStrategy) -> Any:
-    """`value` summed over the workers that have rows."""
-    return strategy.extended.reduce_gradients([value])[0]
 
 
 def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
