@@ -23,6 +23,7 @@ pytestmark = pytest.mark.tensorflow
     [
         ("all_reduce_v2", ("t", "merge_op", "final_op")),
         ("all_gather_v2", ("t",)),
+        ("all_to_all_v2", ("t",)),
         ("broadcast_send_v2", ("t",)),
         ("broadcast_recv_v2", ("shape", "dtype")),
     ],

@@ -67,6 +67,7 @@ __all__ = [
     "abort_collectives",
     "all_gather_v2",
     "all_reduce_v2",
+    "all_to_all_v2",
     "auto_shard",
     "broadcast_recv_v2",
     "broadcast_send_v2",
@@ -223,6 +224,7 @@ def stateful_ops(dataset: Any) -> set[str]:
 
 all_reduce_v2 = collective_ops.all_reduce_v2
 all_gather_v2 = collective_ops.all_gather_v2
+all_to_all_v2 = collective_ops.all_to_all_v2
 broadcast_send_v2 = collective_ops.broadcast_send_v2
 broadcast_recv_v2 = collective_ops.broadcast_recv_v2
 

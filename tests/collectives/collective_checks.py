@@ -373,6 +373,29 @@ def carries_control_data_while_a_graph_is_traced(c: Communicator) -> None:
 
 
 @check
+def swaps_rows_and_sums_arrays_in_program_order(c: Communicator) -> None:
+    words = 70_001
+
+    def body(x: Any) -> list[Any]:
+        # What rank r sends to rank s is r * 100 + s.
+        rows = np.repeat(np.arange(c.size, dtype=np.int32) + 100 * c.rank, words)
+        came = c.swap_rows(rows.reshape(c.size, words), name="swap")
+        everyones = c.gather_rows(came[:, 0].copy(), name="gather")
+        scalar, empty, total = c.sum_arrays(
+            [np.float32(c.rank).reshape([]), np.zeros([0, 2], np.float64), np.asarray(x)]
+        )
+        assert (scalar.shape, empty.shape, int(scalar)) == ((), (0, 2), sum(range(c.size)))
+        assert (came == came[:, :1]).all()
+        return [everyones, total]
+
+    specs = [tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([3], tf.float32)]
+    x = tf.fill([3], float(c.rank + 1))
+    for everyones, total in both_ways(c, lambda t: c.in_order(body, [t], specs), x):
+        same(everyones, [[100 * r + s for r in range(c.size)] for s in range(c.size)])
+        same(total, np.full([3], sum(range(c.size + 1)), np.float32))
+
+
+@check
 def tells_its_observer(c: Communicator) -> None:
     told: list[Any] = []
 

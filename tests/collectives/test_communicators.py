@@ -38,6 +38,7 @@ CHECKS = (
     "gives_every_rank_the_same_bytes",
     "carries_control_data_as_numpy",
     "carries_control_data_while_a_graph_is_traced",
+    "swaps_rows_and_sums_arrays_in_program_order",
     "tells_its_observer",
     "refuses_what_it_cannot_carry",
     "grows_no_memory",

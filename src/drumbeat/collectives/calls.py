@@ -45,7 +45,7 @@ class Call:
     """One collective call of one worker.
 
     Attributes:
-        kind: "all_reduce", "broadcast", "all_gather" or "barrier".
+        kind: "all_reduce", "broadcast", "all_gather", "all_to_all" or "barrier".
         sequence: How many collectives the worker has called, this one included.
         specs: The tensors it brought.
         detail: What else must agree, such as "op=max" or "root=1".

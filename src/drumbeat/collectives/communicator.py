@@ -203,6 +203,51 @@ class Communicator(ABC):
         with tf.init_scope():
             return _numpy(self.all_gather(tf.constant(array), name=name))
 
+    # For Python that works on arrays itself, and calls collectives as it goes.
+
+    @_not_converted
+    def in_order(
+        self, body: Callable[..., Any], inputs: Sequence[tf.Tensor], outputs: Sequence[Any]
+    ) -> list[tf.Tensor]:
+        """Runs Python in program order, as a collective is.
+
+        Args:
+            body: Gets what `Bridge` hands over, and may call `sum_arrays` and the like.
+            inputs: What it gets.
+            outputs: A `tf.TensorSpec` for each of the results that it returns as a list.
+        """
+        return self._bridge(body, inputs, outputs)
+
+    def sum_arrays(self, arrays: Sequence[np.ndarray], *, name: str = "") -> list[np.ndarray]:
+        """`all_reduce` of float32, float64 or whole numbers; not within another collective."""
+        if self.size == 1:
+            return list(arrays)
+        packed = [np.asarray(array) for array in self._sum_arrays(arrays, name)]
+        return [p.reshape(a.shape) for p, a in zip(packed, arrays, strict=True)]
+
+    def gather_rows(self, row: np.ndarray, *, name: str = "") -> np.ndarray:
+        """Every worker's row of whole numbers, int32 or int64 [n]: [workers, n]."""
+        if self.size == 1:
+            return row[None]
+        return np.asarray(self._run("all_gather", row[None], name=name)[0])
+
+    def swap_rows(self, rows: np.ndarray, *, name: str = "") -> np.ndarray:
+        """Sends row r to worker r, and returns what the workers have sent here, by rank.
+
+        Args:
+            rows: int32, [workers, n], alike in shape on all workers.
+            name: Label for error messages.
+
+        Raises:
+            CollectiveError: See the class.
+        """
+        if self.size == 1:
+            return rows
+        return np.asarray(self._run("all_to_all", rows, name=name)[0])
+
+    def _sum_arrays(self, arrays: Sequence[np.ndarray], name: str) -> list[Any]:
+        return self._run("all_reduce", *arrays, op="sum", name=name)
+
     def close(self, grace_s: float = 1.0) -> None:  # noqa: B027
         """Ends the use of the connection; waits at most `grace_s` seconds for the others."""
 
@@ -223,6 +268,10 @@ class Communicator(ABC):
     @abstractmethod
     def _gather(self, call: Call, values: list[Any]) -> list[Any]:
         """Concatenates rows; has to find out how many each worker has."""
+
+    @abstractmethod
+    def _swap(self, call: Call, rows: Any) -> Any:
+        """Sends each row to the worker of its number; returns what came, by rank."""
 
     def _run(
         self,
@@ -273,6 +322,8 @@ class Communicator(ABC):
                 return self._broadcast(call, data, root)
             if kind == "all_gather":
                 return self._gather(call, data)
+            if kind == "all_to_all":
+                return [self._swap(call, data[0])]
             return []
         finally:
             ended_s = time.monotonic()

@@ -27,3 +27,6 @@ class LocalCommunicator(Communicator):
 
     def _gather(self, call: Call, values: list[Any]) -> list[Any]:
         raise AssertionError("a single worker has nothing to gather")
+
+    def _swap(self, call: Call, rows: Any) -> Any:
+        raise AssertionError("a single worker has no one to swap with")

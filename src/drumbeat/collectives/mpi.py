@@ -218,6 +218,13 @@ class MpiCommunicator(Communicator):
         self._wait(requests, call, idle=False, keep=(results, arrays))
         return results
 
+    def _swap(self, call: Call, rows: Any) -> Any:
+        flat = self._pool.take(call.specs, rows.nbytes)
+        came = flat.view(rows.dtype).reshape(rows.shape)
+        request = self._start(lambda: self._comm.Ialltoall(rows, came), call)
+        self._wait([request], call, idle=False, keep=(rows, came))
+        return came
+
     def _start_gather(
         self, call: Call, sent: np.ndarray, flat: np.ndarray, counts: list[int]
     ) -> MPI.Request:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,6 +138,17 @@ class TensorFlowCommunicator(Communicator):
         mine = np.array([[len(tensor) for tensor in tensors]], np.int64)
         rows = self._host_gather(call, mine)
         return [self._gather_one(call, t, rows[:, i].tolist()) for i, t in enumerate(tensors)]
+
+    def _swap(self, call: Call, rows: Any) -> Any:
+        tensor = tf.convert_to_tensor(rows)
+        return self._collective(
+            call, tensor.dtype, lambda **where: tf_internals.all_to_all_v2(tensor, **where)
+        )
+
+    def _sum_arrays(self, arrays: Sequence[np.ndarray], name: str) -> list[Any]:
+        # Flat, one after the other: the op can't take a scalar or an empty tensor.
+        flats = [tf.constant(array.reshape(-1)) for array in arrays]
+        return self._run("all_reduce", *arrays, packed=flats, op="sum", name=name)
 
     def _gather_one(self, call: Call, tensor: Any, rows: list[int]) -> Any:
         longest = max(rows)
