@@ -10,6 +10,7 @@ import typer
 
 from drumbeat import __version__
 from drumbeat.cli.check import check
+from drumbeat.cluster.compression import METAVAR
 from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, EXACT_SHARDS
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
 from drumbeat.launch import parent, settings
@@ -25,6 +26,7 @@ app = typer.Typer(
 
 _MACHINES = "On several machines"
 _SAME = "The same model, to the bit or on uneven machines"
+_FASTER = "Faster"
 _FAILURES = "When something fails"
 _SELDOM = "Seldom needed"
 # Optional, not `X | None`: typer evaluates these at run time, on Python 3.10 too.
@@ -157,6 +159,15 @@ def run(
             rich_help_panel=_SAME,
         ),
     ] = None,
+    compress: Annotated[
+        str,
+        typer.Option(
+            "--compress",
+            metavar=METAVAR,
+            help="Send smaller gradients: for slow networks; changes the training a little.",
+            rich_help_panel=_FASTER,
+        ),
+    ] = "none",
     max_restarts: Annotated[
         Number,
         typer.Option(
@@ -288,6 +299,7 @@ def run(
         keep_tf_strategies=keep_tf_strategies,
         exact=EXACT_SHARDS if exact and exact_shards is None else exact_shards,
         shares=shares,
+        compress=compress,
         seed=seed,
         start_timeout_s=start_timeout,
         collective_timeout_s=collective_timeout,

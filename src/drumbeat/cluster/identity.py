@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from drumbeat.cluster.compression import Compress
 from drumbeat.errors import ConfigError
 
 COLLECTIVES = ("mpi", "tensorflow")
@@ -42,6 +43,7 @@ class Identity:
         exact: Number of virtual shards in exact mode; None outside of it.
         shares: How much of each global batch each worker takes: a number for each, or
             "auto" to measure it; None for equal parts.
+        compress: How gradients are made smaller before they travel.
         backup_dir: Path or URL of the folder for backups; None for none.
         backup_every_s: Seconds from one backup to the next.
         snapshot_every: Steps from one snapshot to the next, 0 for none; None for as often
@@ -61,6 +63,7 @@ class Identity:
     keep_tf_strategies: bool = False
     exact: int | None = None
     shares: tuple[int, ...] | str | None = None
+    compress: Compress = Compress()
     backup_dir: str | None = None
     backup_every_s: float = DEFAULT_BACKUP_EVERY_S
     snapshot_every: int | None = None
@@ -87,6 +90,7 @@ class Identity:
             "DRUMBEAT_KEEP_TF_STRATEGIES": str(int(self.keep_tf_strategies)),
             "DRUMBEAT_EXACT": "" if self.exact is None else str(self.exact),
             "DRUMBEAT_SHARES": shares_text(self.shares),
+            "DRUMBEAT_COMPRESS": str(self.compress),
             "DRUMBEAT_BACKUP_DIR": self.backup_dir or "",
             "DRUMBEAT_BACKUP_EVERY_S": repr(self.backup_every_s),
             "DRUMBEAT_SNAPSHOT_EVERY": (
@@ -118,6 +122,7 @@ class Identity:
                 keep_tf_strategies=bool(int(env["DRUMBEAT_KEEP_TF_STRATEGIES"])),
                 exact=int(env["DRUMBEAT_EXACT"]) if env["DRUMBEAT_EXACT"] else None,
                 shares=parse_shares(env["DRUMBEAT_SHARES"]),
+                compress=Compress.parse(env["DRUMBEAT_COMPRESS"]),
                 backup_dir=env["DRUMBEAT_BACKUP_DIR"] or None,
                 backup_every_s=float(env["DRUMBEAT_BACKUP_EVERY_S"]),
                 snapshot_every=(

@@ -368,6 +368,7 @@ class Attempt:
             keep_tf_strategies=settings.keep_tf_strategies,
             exact=settings.exact,
             shares=settings.shares,
+            compress=settings.compress,
             snapshot_every=settings.snapshot_every,
             backup_dir=settings.backup_dir,
             backup_every_s=settings.backup_every_s,

@@ -278,6 +278,7 @@ class Meeting:
                 "keep_tf_strategies": str(settings.keep_tf_strategies),
                 "exact": str(settings.exact),
                 "shares": shares_text(settings.shares),
+                "compress": str(settings.compress),
                 "seed": str(settings.seed),
                 "max_restarts": str(settings.max_restarts),
                 **self._size(),

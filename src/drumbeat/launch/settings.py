@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from drumbeat.cluster.compression import Compress
 from drumbeat.cluster.faults import Fault, check_places, parse_all
 from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, parse_shares
 from drumbeat.cluster.spec import ClusterSpec, Task
@@ -52,6 +53,7 @@ class RunArguments:
         keep_tf_strategies: Leave TensorFlow's strategies as they are.
         exact: Number of virtual shards, for exact mode.
         shares: "2,1" and such, or "auto".
+        compress: "int8" and such, as `Compress.parse` reads it.
         seed: Of Python, NumPy and TensorFlow before the script starts.
         start_timeout_s: Deadline for everything before the script starts.
         collective_timeout_s: Deadline of one collective.
@@ -77,6 +79,7 @@ class RunArguments:
     keep_tf_strategies: bool = False
     exact: int | None = None
     shares: str | None = None
+    compress: str = "none"
     seed: int | None = None
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
@@ -111,6 +114,7 @@ class RunSettings:
         keep_tf_strategies: Leave TensorFlow's strategies as they are.
         exact: Number of virtual shards in exact mode, else None.
         shares: A number for each worker, "auto", or None for equal parts.
+        compress: How gradients are made smaller before they travel.
         seed: Alike on all workers; None for a new one each run.
         start_timeout_s: Deadline for everything before the script starts.
         collective_timeout_s: Deadline of one collective.
@@ -148,6 +152,7 @@ class RunSettings:
     keep_tf_strategies: bool
     exact: int | None
     shares: tuple[int, ...] | str | None
+    compress: Compress
     seed: int | None
     start_timeout_s: float
     collective_timeout_s: float
@@ -190,6 +195,8 @@ def plan_run(
     ps = arguments.ps or 0
     workers, min_nodes = plan_sizes(arguments, place)
     shares = parse_shares(arguments.shares or "")
+    compress = Compress.parse(arguments.compress)
+    compress.check(exact=arguments.exact, ps=ps)
     if place.nodes == 1 and not place.lone_task:
         check_shares(workers, shares, arguments.exact)
     notes = [*place.notes]
@@ -224,6 +231,7 @@ def plan_run(
         keep_tf_strategies=arguments.keep_tf_strategies,
         exact=arguments.exact,
         shares=shares,
+        compress=compress,
         seed=EXACT_SEED if arguments.exact and arguments.seed is None else arguments.seed,
         start_timeout_s=arguments.start_timeout_s,
         collective_timeout_s=arguments.collective_timeout_s,
