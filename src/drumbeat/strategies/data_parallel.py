@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat.collectives.communicator import Communicator
+from drumbeat.collectives.compression.residuals import Owner
 from drumbeat.collectives.tree import tree_sum
 from drumbeat.data.rows import BatchRows, Span
 from drumbeat.data.shares import Shares
@@ -140,20 +141,31 @@ class DataParallelExtended(StrategyExtendedV1):
         present = [value] if self.absent is None else unless(self.absent, [value])
         return self._met(present, self._sum)[0]
 
-    def update_once(self, gradients: Sequence[Any], update: Callable[[list[Any]], Any]) -> Any:
+    def update_once(
+        self,
+        gradients: Sequence[Any],
+        update: Callable[[list[Any]], Any],
+        of: Owner | None = None,
+    ) -> Any:
         """What `update` returns for the sums of the gradients over all replicas.
 
         Args:
             gradients: Tensors, `tf.IndexedSlices` or None, alike on all replicas; None
                 stays None.
             update: Called once in each worker, however many replicas it runs.
+            of: Whose gradients these are.
         """
+        if of is not None:
+            of = of.without([i for i, g in enumerate(gradients) if g is None])
         present = [g for g in gradients if g is not None]
         if self.absent is not None:
             present = unless(self.absent, present)
 
         def combined(everyones: list[list[Any]]) -> Any:
-            sums = self._sum(everyones) if self.exact else self.gradient_sync.sum(everyones[0])
+            if self.exact:
+                sums = self._sum(everyones)
+            else:
+                sums = self.gradient_sync.sum(everyones[0], of)
             reduced = iter(sums)
             return update([None if g is None else next(reduced) for g in gradients])
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from drumbeat.collectives.communicator import Communicator
+from drumbeat.collectives.compression.compression import Compression
+from drumbeat.collectives.compression.residuals import Owner
 
 
 class GradientSync:
@@ -15,17 +17,22 @@ class GradientSync:
 
     Args:
         communicator: Of the workers.
+
+    Attributes:
+        compression: What makes gradients smaller before they travel, if anything does.
     """
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
+        self.compression: Compression | None = None
 
-    def sum(self, gradients: Sequence[Any]) -> list[Any]:
+    def sum(self, gradients: Sequence[Any], of: Owner | None = None) -> list[Any]:
         """The sum of each gradient over all workers.
 
         Args:
             gradients: Tensors or `tf.IndexedSlices`, alike in number, dtype and shape on
                 all workers; IndexedSlices may have any number of rows.
+            of: Whose they are; where nobody says, they are not compressed.
 
         Returns:
             A list like `gradients`, with the same bytes on every worker.
@@ -33,4 +40,6 @@ class GradientSync:
         Raises:
             CollectiveError: See `Communicator`.
         """
+        if self.compression is not None and of is not None:
+            return self.compression.sum(gradients, of)
         return self._communicator.all_reduce(gradients)

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
+from drumbeat.collectives.compression.residuals import Owner
 from drumbeat.training import current
 
 _reduced = threading.local()
@@ -98,11 +99,22 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = current.in_replica()
         if strategy is None:
             return original(self, grads, trainable_variables)
+        grads = list(grads)
         return strategy.extended.update_once(
-            list(grads), lambda reduced: _with_reduced(original, self, reduced, trainable_variables)
+            grads,
+            lambda reduced: _with_reduced(original, self, reduced, trainable_variables),
+            of=_owner(self, trainable_variables, len(grads)),
         )
 
     return apply
+
+
+def _owner(optimizer: Any, variables: Any, count: int) -> Owner:
+    """Whose gradients they are that `optimizer` gets."""
+    variables = touch.trained_by(optimizer) if variables is None else list(variables)
+    paths = tuple(str(getattr(v, "path", v.name)) for v in variables)
+    # Keras says it better where there are not as many.
+    return Owner(optimizer, paths if len(paths) == count else tuple(map(str, range(count))))
 
 
 def _with_reduced(original: Callable[..., Any], *args: Any) -> Any:
