@@ -1716,7 +1716,7 @@ def main():
             if strategy.extended.communicator.last_error is not None:
                 break
         print(f"{name}: {time.monotonic() - start:.1f} s", flush=True)
-    (OUT / f"done.{SIZE}.{RANK}.json").write_text(json.dumps(names))
+    (OUT / f"done.{SIZE}.{RANK}.{len(names)}.json").write_text(json.dumps(names))
     os.sync()
 
 

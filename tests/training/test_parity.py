@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,45 +25,33 @@ LOOSER = {
 }
 
 
-# What `make test` runs on three workers: where an odd number could make a difference that
-# two don't show, or where a test below asks for it. `make test-slow` runs all the others.
+# What `make test` runs on three workers: where an odd number makes a difference that two
+# don't show. `make test-slow` runs all the others.
 ON_THREE = {
-    "backup_restores_every_worker",
-    "callbacks_share_their_paths",
-    "clip_after_the_sum",
     "convolution_with_empty_slices",
     "custom_loop",
-    "custom_train_step",
-    "data_that_cannot_be_fitted",
-    "draws_are_those_of_one_worker",
-    "dropout_differs",
-    "early_stopping",
-    "everyone_saves_to_one_path",
-    "explicit_spelling_is_the_same_strategy",
     "files_and_records_in_one_order",
     "fit_function_uneven_batches",
     "fit_numpy",
     "last_batch_of_one",
-    "masked_sequence_loss",
     "one_example",
-    "one_worker_changes_its_state",
-    "one_worker_stops",
-    "others_save_to_a_temporary_folder",
-    "overflow_skips_the_step_everywhere",
     "policies",
     "predict_order",
     "strategy_interface",
 }
+SLOW_ON_THREE = pytest.param(3, marks=pytest.mark.slow)
 
 
 def names_for(size: int) -> list[str]:
-    """The scenarios that are run on `size` workers."""
+    """The scenarios that `make test` runs on `size` workers."""
     names = scenario_names()
     return names if size < 3 else [name for name in names if name in ON_THREE]
 
 
-def on_sizes(*sizes: int) -> list[tuple[str, int]]:
-    return [(name, size) for size in sizes for name in names_for(size)]
+def on_sizes(*sizes: int) -> list[Any]:
+    quick = [(name, size) for size in sizes for name in names_for(size)]
+    others = [name for name in scenario_names() if name not in ON_THREE]
+    return quick + [pytest.param(name, 3, marks=pytest.mark.slow) for name in others]
 
 
 def scenario_names() -> list[str]:
@@ -91,6 +80,18 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for size in SIZES:
         run_scenarios(names_for(size), size, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def others_on_three(outcomes: Path) -> None:
+    """Adds what `make test` doesn't run on three workers."""
+    run_scenarios([name for name in scenario_names() if name not in ON_THREE], 3, outcomes)
+
+
+@pytest.fixture(autouse=True)
+def _what_slow_tests_need(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("slow"):
+        request.getfixturevalue("others_on_three")
 
 
 def run_scenarios(names: list[str], size: int, folder: Path) -> None:
@@ -125,20 +126,6 @@ def test_workers_agree_bit_by_bit(outcomes: Path, name: str, size: int) -> None:
                 np.testing.assert_array_equal(other[key], value, err_msg=f"{key}, worker {rank}")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_all_other_scenarios_on_three_workers(outcomes: Path, tmp_path: Path) -> None:
-    names = [name for name in scenario_names() if name not in ON_THREE]
-    run_scenarios(names, 3, tmp_path)
-    for name in names:
-        chief = load(tmp_path, name, 3, 0)
-        assert_same(name, load(outcomes, name, 1, 0), chief)
-        for rank in (1, 2):
-            other = load(tmp_path, name, 3, rank)
-            for key in (key for key in chief if not key.startswith("own_")):
-                np.testing.assert_array_equal(other[key], chief[key], err_msg=f"{name} {key}")
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("name", "size"), on_sizes(*SIZES[1:]))
 def test_same_as_one_worker(outcomes: Path, name: str, size: int) -> None:
@@ -164,12 +151,13 @@ def each_rank(outcomes: Path, name: str, size: int) -> list[dict[str, np.ndarray
 @pytest.mark.parametrize("size", SIZES)
 def test_every_scenario_ran(outcomes: Path, size: int) -> None:
     for rank in range(size):
-        done = json.loads((outcomes / f"done.{size}.{rank}.json").read_text())
-        assert sorted(done) == sorted(names_for(size))
+        names = names_for(size)
+        done = outcomes / f"done.{size}.{rank}.{len(names)}.json"
+        assert sorted(json.loads(done.read_text())) == sorted(names)
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("size", [2, SLOW_ON_THREE])
 def test_random_layers_differ_between_workers(outcomes: Path, size: int) -> None:
     ranks = each_rank(outcomes, "dropout_differs", size)
     for kind in ("own_mask", "own_mask_without_batch", "own_mask_eager", "own_raw"):
@@ -249,7 +237,7 @@ def test_strategy_interface(outcomes: Path, size: int) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 2, SLOW_ON_THREE])
 def test_saved_files_are_complete_and_alone(outcomes: Path, size: int) -> None:
     saved = load(outcomes, "everyone_saves_to_one_path", size, 0)
     assert saved["files"].tolist() == ["exported", "model.keras", "model.weights.h5"]
@@ -298,7 +286,7 @@ def test_tensorflow_collectives_give_the_same(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", [1, 2, SLOW_ON_THREE])
 def test_what_scenarios_mean_to_show(outcomes: Path, size: int) -> None:
     assert load(outcomes, "one_worker_stops", size, 0)["epochs"] == 2
     assert load(outcomes, "early_stopping", size, 0)["epochs"] < 30
@@ -328,7 +316,7 @@ def test_workers_stop_after_the_step_in_which_one_does(outcomes: Path, size: int
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("size", [2, SLOW_ON_THREE])
 def test_what_one_worker_changes_is_mended_and_told(outcomes: Path, size: int) -> None:
     chief, *others = each_rank(outcomes, "one_worker_changes_its_state", size)
     rate, moments, weights = (str(text) for text in chief["own_logged"])
