@@ -1364,7 +1364,8 @@ def collectives_of_a_fit():
     model = dense_model()
     communicator = strategy.extended.communicator
     quiet = [keras.callbacks.EarlyStopping("loss"), keras.callbacks.LearningRateScheduler(float)]
-    loud = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    looks = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+    loud = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: "stop_training")
 
     # Beats, and snapshots at them, come by the clock.
     own = journal.own()
@@ -1384,6 +1385,7 @@ def collectives_of_a_fit():
     counts = {
         "per_size_nine_steps": np.array(collectives(90)),
         "per_size_ten_steps": np.array(collectives(100)),
+        "per_size_ten_looked_at": np.array(collectives(100, looks)),
         "per_size_ten_watched": np.array(collectives(100, loud)),
     }
     own.identity, communicator.observer = identity, observer

@@ -333,4 +333,5 @@ def test_what_one_worker_changes_is_mended_and_told(outcomes: Path, size: int) -
 def test_a_step_is_one_collective_unless_a_callback_may_stop_it(outcomes: Path) -> None:
     counts = load(outcomes, "collectives_of_a_fit", 2, 0)
     assert counts["per_size_ten_steps"] == counts["per_size_nine_steps"] + 1
+    assert counts["per_size_ten_looked_at"] == counts["per_size_ten_steps"]
     assert counts["per_size_ten_watched"] == counts["per_size_ten_steps"] + 10

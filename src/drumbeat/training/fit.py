@@ -141,7 +141,8 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
             return _run(original, self, None, arguments, goes_on)
         _prepare(self, strategy)
         given: Any = arguments.get("callbacks")
-        behind = [_Together(strategy), *stopping.watchers(given, strategy.communicator), *goes_on]
+        watcher = stopping.watcher(given, self, strategy.communicator)
+        behind = [_Together(strategy), watcher, *goes_on]
         if strategy.extended.inputs.rebalancer is not None and not goes_on:
             behind.append(_Rebalance(strategy.extended.inputs.rebalancer))
         with _own_errors(strategy):
@@ -214,7 +215,7 @@ def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
         _prepare(self, strategy)
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments.get("callbacks")
-        behind = stopping.watchers(given, strategy.communicator)
+        behind = [stopping.watcher(given, self, strategy.communicator)]
         with (
             _own_errors(strategy),
             _followed(given, behind, self) as callbacks,
@@ -248,7 +249,7 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
         _prepare(self, strategy)
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments.get("callbacks")
-        behind = stopping.watchers(given, strategy.communicator)
+        behind = [stopping.watcher(given, self, strategy.communicator)]
         # Keras fetches each batch eagerly here, however many it runs at once.
         with (
             _own_errors(strategy),

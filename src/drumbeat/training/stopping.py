@@ -4,7 +4,12 @@ Keras's loops look at `model.stop_training` (`stop_evaluating`, `stop_predicting
 after each batch. A worker that broke off alone would leave the others in a step
 that it never comes to. So where a callback could set one of these on one worker
 only, the workers tell each other after each batch, and all of them stop after the
-batch in which it was set, as one worker would. Where none could, nothing is sent.
+batch in which it was set, as one worker would.
+
+Where none could, nothing is sent, as a small step would take 5 to 20% longer for it:
+a callback can if it has a hook for batches of its own and the code that it may run
+mentions the attribute. Code that sets it without a mention ends in an error on all
+workers, never in workers that make different steps.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ import keras
 import numpy as np
 
 from drumbeat.collectives.communicator import Communicator
+from drumbeat.training.mentions import mentions
 
 # For each of Keras's loops: the attribute it looks at, and the hooks in which a
 # callback could set it while the loop runs.
@@ -41,18 +47,26 @@ def each(callbacks: Any) -> Iterator[Any]:
             yield callback
 
 
-def may_stop(callbacks: Iterable[Any], loop: str) -> bool:
+def may_stop(callbacks: Iterable[Any], loop: str, model: Any = None) -> bool:
     """Whether one of `callbacks` could stop Keras's `loop` while it runs.
 
-    That is one with a hook of its own there. Keras's own hooks never stop, but for
-    TerminateOnNaN's.
+    That is one with a hook of its own there, and code that mentions what stops the loop. Its
+    attribute `may_stop_training` (`may_stop_evaluating`, `may_stop_predicting`) wins, if it
+    has one. Keras's own hooks never stop, but for TerminateOnNaN's. A model whose own class
+    mentions it may stop as well.
 
     Args:
         callbacks: Single callbacks, see `each`.
         loop: "train", "test" or "predict".
+        model: That runs the loop.
     """
-    _, hooks = _LOOPS[loop]
-    return any(_is_the_users(callback, hook) for callback in callbacks for hook in hooks)
+    attribute, hooks = _LOOPS[loop]
+    mine = [each for each in callbacks if any(_is_the_users(each, hook) for hook in hooks)]
+    told = [getattr(each, f"may_{attribute}", None) for each in mine]
+    if any(told):
+        return True
+    rest = [each for each, answer in zip(mine, told, strict=True) if answer is None]
+    return mentions([*rest, type(model)], attribute)
 
 
 def _is_the_users(callback: Any, hook: str) -> bool:
@@ -65,7 +79,7 @@ def _is_the_users(callback: Any, hook: str) -> bool:
     return not str(getattr(method, "__module__", "")).startswith("keras.src.callbacks")
 
 
-def watchers(callbacks: Any, communicator: Communicator) -> list[keras.callbacks.Callback]:
+def watcher(callbacks: Any, model: Any, communicator: Communicator) -> keras.callbacks.Callback:
     """What to put behind `callbacks` so that the workers stop together.
 
     The workers may have different callbacks, such as one that only the chief has;
@@ -73,17 +87,21 @@ def watchers(callbacks: Any, communicator: Communicator) -> list[keras.callbacks
 
     Args:
         callbacks: As a user gives them to `fit`, `evaluate` or `predict`.
+        model: That runs the loop.
         communicator: Of the workers, which must all call this.
     """
     own = list(each(callbacks))
-    mine = np.array([may_stop(own, loop) for loop in _LOOPS], np.int64)
+    mine = np.array([may_stop(own, loop, model) for loop in _LOOPS], np.int64)
     watch = communicator.all_reduce_numpy(mine, "max", name="which loops a callback may stop")
     loops = [loop for loop, watched in zip(_LOOPS, watch.tolist(), strict=True) if watched]
-    return [_StopTogether(communicator, loops)] if loops else []
+    return _StopTogether(communicator, loops)
 
 
 class _StopTogether(keras.callbacks.Callback):
-    """Stops the given loops on all workers after the batch in which one of them stops."""
+    """Stops the given loops on all workers after the batch in which one of them stops.
+
+    In the other loops no worker should stop by itself; if one does, all end with an error.
+    """
 
     def __init__(self, communicator: Communicator, loops: list[str]) -> None:
         super().__init__()
@@ -106,8 +124,18 @@ class _StopTogether(keras.callbacks.Callback):
         self._agree("predict")
 
     def _agree(self, loop: str) -> None:
+        attribute = _LOOPS[loop][0]
         if loop in self._loops:
-            agree(self.model, _LOOPS[loop][0], self._communicator)
+            agree(self.model, attribute, self._communicator)
+        elif getattr(self.model, attribute):
+            # Where all have set it, all come here. Else the others are in another collective.
+            self._communicator.barrier(_UNEXPECTED.format(attribute))
+
+
+_UNEXPECTED = (
+    "model.{0} was set while batches ran, which no callback was expected to do: write "
+    "may_{0} = True in the class of the one that does"
+)
 
 
 def agree(model: Any, attribute: str, communicator: Communicator) -> None:
