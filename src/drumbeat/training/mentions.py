@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import functools
+import inspect
 import sys
 import types
 from collections import deque
@@ -191,7 +192,7 @@ def _in_instance(each: Any) -> Iterator[Any]:
         yield kind
     yield getattr(each, "__wrapped__", None) if kind in _LEADING else None
     yield vars(each) if hasattr(each, "__dict__") else None
-    for base in kind.mro():
+    for base in inspect.getmro(kind):
         slots: Any = vars(base).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             yield getattr(each, name, None)
