@@ -37,7 +37,10 @@ loops.keepers.append(_keeper)
 
 
 def strategy(
-    *, exact: int | None = None, shares: Sequence[int] | Literal["auto"] | None = None
+    *,
+    exact: int | None = None,
+    shares: Sequence[int] | Literal["auto"] | None = None,
+    compress: str | None = None,
 ) -> tf.distribute.Strategy:
     """The strategy that fits this process's cluster.
 
@@ -54,6 +57,10 @@ def strategy(
             others: [2, 1] gives the first worker twice as many as the second, "auto"
             measures the workers' speed while they train. The batches stay the same, so
             does the result. None: as `drumbeat run --shares` says, or equal parts.
+        compress: Send smaller gradients, for slow networks: "bf16", "fp16", "int8",
+            "powersgd:4" (the rank), "topk:0.01" (the part that is sent), or "auto" to
+            measure which makes steps shorter. It changes the training a little (see
+            docs/performance.md). None: as `drumbeat run --compress` says, or not.
 
     Returns:
         The same strategy at every call in a process.
@@ -67,4 +74,4 @@ def strategy(
     from drumbeat.training.integrate import integrate
 
     integrate()
-    return choose.strategy(exact=exact, shares=shares)
+    return choose.strategy(exact=exact, shares=shares, compress=compress)

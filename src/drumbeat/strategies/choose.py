@@ -6,13 +6,17 @@ import logging
 import numbers
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import tensorflow as tf
 
 from drumbeat.cluster import ClusterSpec, Identity
+from drumbeat.cluster.compression import Compress
 from drumbeat.cluster.identity import AUTO_SHARES, EXACT_SHARDS, MAX_SHARE
 from drumbeat.collectives.choose import communicator
 from drumbeat.collectives.communicator import Communicator
+from drumbeat.collectives.compression.choice import Choice
+from drumbeat.collectives.compression.compression import Compression
 from drumbeat.data.shares import Shares
 from drumbeat.errors import ConfigError
 from drumbeat.state.waiting import WaitingNote
@@ -31,6 +35,7 @@ def strategy(
     *,
     exact: int | None = None,
     shares: Sequence[int] | str | None = None,
+    compress: str | None = None,
 ) -> tf.distribute.Strategy:
     """The strategy for this process's cluster.
 
@@ -44,22 +49,24 @@ def strategy(
         exact: Number of virtual shards; None for what `drumbeat run` was told.
         shares: How much each worker takes, "auto", or None for what `drumbeat run` was
             told.
+        compress: How gradients are made smaller, or None for what `drumbeat run` was told.
 
     Raises:
         ConfigError: TF_CONFIG is wrong, this task takes no part in synchronous
-            training (ps, evaluator), or `exact` or `shares` don't fit the workers.
+            training (ps, evaluator), or `exact`, `shares` or `compress` can't be used.
         CollectiveError: The other workers can't be reached.
     """
     env = os.environ if env is None else env
     if shares is not None and shares != AUTO_SHARES:
         _shares(shares)
+    asked = None if compress is None else Compress.parse(compress)
     cluster = ClusterSpec.from_env(env)
     identity = Identity.from_env(env)
     alone = cluster is None or (identity is None and cluster.world_size == 1)
     wants_exact = exact is not None or (identity is not None and identity.exact is not None)
     if alone and not wants_exact and "strategy" not in _made:
         return tf.distribute.get_strategy()
-    return _the_one(cluster, identity, exact, shares)
+    return _the_one(cluster, identity, exact, shares, asked)
 
 
 def existing() -> DataParallelStrategy | None:
@@ -81,13 +88,18 @@ def _the_one(
     identity: Identity | None,
     exact: int | None,
     shares: Sequence[int] | str | None,
+    compress: Compress | None = None,
 ) -> DataParallelStrategy:
     """The strategy of this process, made at the first call."""
     if "strategy" not in _made:
         if identity is not None:
+            compress = identity.compress if compress is None else compress
             exact = identity.exact if exact is None else exact
             shares = identity.shares if shares is None else shares
+        compress = compress or Compress()
+        compress.check(exact=exact)
         _made["strategy"] = _data_parallel(cluster, identity, exact, shares)
+        _compress(_made["strategy"], compress, identity)
     made = _made["strategy"].extended
     if exact not in (None, made.exact):
         raise ConfigError(
@@ -95,7 +107,24 @@ def _the_one(
             f"exact={made.exact} before. Ask for it in the first call, or with drumbeat run "
             "--exact-shards."
         )
+    compression = made.gradient_sync.compression
+    in_use = Compress() if compression is None else compression.asked
+    if compress not in (None, in_use):
+        raise ConfigError(
+            f"compress={compress} was asked for, but the strategy of this process was made with "
+            f"compress={in_use} before. Ask for it in the first call, or with drumbeat run "
+            "--compress."
+        )
     return _made["strategy"]
+
+
+def _compress(made: DataParallelStrategy, asked: Compress, identity: Identity | None) -> None:
+    """Has `made` compress gradients, if that was `asked` for."""
+    if not asked.is_on:
+        return
+    path = Path(identity.run_dir) / "compression.json" if identity and identity.run_dir else None
+    choice = Choice(made.communicator, path, 1 if identity is None else identity.attempt)
+    made.extended.gradient_sync.compression = Compression(made.communicator, asked, choice)
 
 
 def _data_parallel(

@@ -40,6 +40,7 @@ class GradientSync:
         Raises:
             CollectiveError: See `Communicator`.
         """
-        if self.compression is not None and of is not None:
-            return self.compression.sum(gradients, of)
+        compression = self.compression
+        if compression is not None and of is not None and compression.acts_on(gradients, of):
+            return compression.sum(gradients, of)
         return self._communicator.all_reduce(gradients)

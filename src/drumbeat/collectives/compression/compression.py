@@ -5,18 +5,129 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from drumbeat.cluster.compression import Compress
+import numpy as np
+import tensorflow as tf
+
+from drumbeat.cluster.compression import AUTO, NONE, Compress
+from drumbeat.collectives.buckets import plan
+from drumbeat.collectives.buffers import BufferPool
 from drumbeat.collectives.communicator import Communicator
-from drumbeat.collectives.compression.residuals import Owner
+from drumbeat.collectives.compression.choice import Choice
+from drumbeat.collectives.compression.methods import make
+from drumbeat.collectives.compression.residuals import Group, Owner, group
+
+_COMPRESSED = (tf.float32, tf.bfloat16, tf.float16)
 
 
 class Compression:
-    """Sums gradients as `Communicator.all_reduce` does, but compresses them."""
+    """Sums gradients as `Communicator.all_reduce` does, but compresses them.
 
-    def __init__(self, communicator: Communicator, asked: Compress) -> None:
+    Dense gradients of float32 and below are compressed; `tf.IndexedSlices`, float64 and
+    whole numbers travel as they are. Encoding is done in NumPy, on the host.
+
+    Guarantees: every worker gets the same bytes. What a step leaves out, later ones bring
+    (see `Method`). A job that is killed and goes on comes to the same bytes, as what is
+    left out is in its snapshots (`residuals`).
+
+    Args:
+        communicator: Of the workers.
+        asked: What was asked for.
+        choice: Decides where that is "auto".
+    """
+
+    def __init__(self, communicator: Communicator, asked: Compress, choice: Choice) -> None:
         self._communicator = communicator
         self._asked = asked
+        self._choice = choice
+        self._pool = BufferPool()
 
+    @property
+    def asked(self) -> Compress:
+        """What was asked for."""
+        return self._asked
+
+    @tf.autograph.experimental.do_not_convert
+    def acts_on(self, gradients: Sequence[Any], of: Owner) -> bool:
+        """Whether any of these would be compressed.
+
+        The first time, `auto` measures here: all workers must call this.
+        """
+        chosen = _chosen(gradients)
+        if not chosen or self._communicator.size == 1:
+            return False
+        return self._group(of, chosen, _shapes(gradients, chosen)).method != NONE
+
+    @tf.autograph.experimental.do_not_convert
     def sum(self, gradients: Sequence[Any], of: Owner) -> list[Any]:
-        """See the class."""
-        return self._communicator.all_reduce(gradients)
+        """The sum of each gradient over all workers, in a graph or eagerly.
+
+        Args:
+            gradients: Tensors or `tf.IndexedSlices` that it `acts_on`.
+            of: Whose they are.
+
+        Raises:
+            CollectiveError: See `Communicator`.
+        """
+        results = list(gradients)
+        chosen = _chosen(gradients)
+        rest = [i for i in range(len(results)) if i not in chosen]
+        sums: list[Any] = self._communicator.all_reduce([results[i] for i in rest])
+        for i, total in zip(rest, sums, strict=True):
+            results[i] = total
+
+        shapes = _shapes(gradients, chosen)
+
+        def body(*arrays: Any) -> list[Any]:
+            # Looked for each time: a restart may have put another one in its place.
+            return self._summed(self._group(of, chosen, shapes), arrays)
+
+        wide = [tf.cast(results[i], tf.float32) for i in chosen]
+        specs = [tf.TensorSpec(each.shape, tf.float32) for each in wide]
+        sums = self._communicator.in_order(body, wide, specs)
+        for i, total in zip(chosen, sums, strict=True):
+            results[i] = tf.cast(total, results[i].dtype)
+        return results
+
+    def _group(self, of: Owner, chosen: Sequence[int], shapes: Sequence[tuple[int, ...]]) -> Group:
+        """Of these gradients, with its method decided."""
+        found = group(of, chosen, shapes)
+        if self._asked.method != AUTO:
+            found.use(str(self._asked))
+        elif not found.method:
+            with tf.init_scope():
+                found.use(self._choice.of(found))
+        return found
+
+    def _summed(self, own: Group, arrays: Sequence[Any]) -> list[np.ndarray]:
+        if own.runner is None:
+            own.runner = make(self._communicator, own)
+        results = self._room(own)
+        own.runner.sum([np.asarray(array) for array in arrays], results)
+        return results
+
+    def _room(self, own: Group) -> list[np.ndarray]:
+        """Memory for results, which TensorFlow takes over without a copy."""
+        (bucket,) = plan([("float32", int(np.prod(shape)), 4) for shape in own.shapes])
+        memory = self._pool.take(own.names, bucket.size_bytes)
+        return [
+            memory[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
+            .view(np.float32)
+            .reshape(shape)
+            for slot, shape in zip(bucket.slots, own.shapes, strict=True)
+        ]
+
+
+def _shapes(gradients: Sequence[Any], chosen: Sequence[int]) -> list[tuple[int, ...]]:
+    return [tuple(gradients[i].shape.as_list()) for i in chosen]
+
+
+def _chosen(gradients: Sequence[Any]) -> list[int]:
+    """Which are to be compressed; of scalars and vectors alone, none."""
+    chosen = [
+        i
+        for i, each in enumerate(gradients)
+        if not isinstance(each, tf.IndexedSlices)
+        and each.dtype in _COMPRESSED
+        and each.shape.is_fully_defined()
+    ]
+    return chosen if any(gradients[i].shape.rank > 1 for i in chosen) else []

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from drumbeat.cluster.compression import NONE
 from drumbeat.collectives.buffers import aligned_empty
 
 
@@ -33,9 +34,7 @@ class Owner:
         """Leaves out the variables of these positions, which have no gradient."""
         if not absent:
             return self
-        return Owner(
-            self.optimizer, tuple(n for i, n in enumerate(self.names) if i not in absent)
-        )
+        return Owner(self.optimizer, tuple(n for i, n in enumerate(self.names) if i not in absent))
 
 
 class Memory:
@@ -78,19 +77,31 @@ class Group:
         names: Of the variables.
         shapes: Of their gradients.
         method: How they are compressed, as `Compress` writes it; "" until that is decided.
-        residuals: One for each gradient.
+        residuals: One for each gradient, unless nothing is compressed.
         factors: What a method keeps besides, by name; the same on all workers.
+        runner: What sums them, once it is made.
     """
 
     def __init__(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> None:
         self.names = tuple(names)
         self.shapes = tuple(tuple(shape) for shape in shapes)
         self.method = ""
-        self.residuals = [
-            Memory(f"residual of {name}", zeros(shape), is_shared=False)
-            for name, shape in zip(self.names, self.shapes, strict=True)
-        ]
+        self.residuals: list[Memory] = []
         self.factors: dict[str, Memory] = {}
+        self.runner: Any = None
+
+    def use(self, method: str) -> None:
+        """From now on they are compressed so; residuals are taken over."""
+        if method == self.method:
+            return
+        self.method, self.factors, self.runner = method, {}, None
+        if method == NONE:
+            self.residuals = []
+        elif not self.residuals:
+            self.residuals = [
+                Memory(f"residual of {name}", zeros(shape), is_shared=False)
+                for name, shape in zip(self.names, self.shapes, strict=True)
+            ]
 
     @property
     def memories(self) -> list[Memory]:
@@ -116,7 +127,7 @@ class Group:
     def from_json(cls, value: Mapping[str, Any]) -> Group:
         """Inverse of `to_json`, with zeros in its memories."""
         group = cls(value["names"], [tuple(shape) for shape in value["shapes"]])
-        group.method = value["method"]
+        group.use(value["method"])
         for name, shape in value["factors"].items():
             group.factor(name, zeros(tuple(shape)))
         return group
