@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "cluster": frozenset(),
     "drumbeat": frozenset({"training", "strategies"}) | BELOW_TRAINING,
     "callbacks": frozenset({"training", "strategies"}) | BELOW_TRAINING,
+    "metrics": frozenset({"training", "state"}),
     "training": frozenset({"strategies"}) | BELOW_TRAINING,
     "strategies": BELOW_TRAINING,
     "collectives": frozenset({"cluster"}),

@@ -230,6 +230,32 @@ EPOCH_STEPS = Touch(
     parameters=(),
     why="control comes back here after each step, and here an epoch goes on in its middle",
 )
+_CALLBACKS = "keras.src.callbacks.callback_list"
+_WHICH_IS_SLOW = "a callback that takes much of the time is named"
+CALLBACKS_EPOCH_BEGIN = Touch(
+    module=_CALLBACKS,
+    name="CallbackList.on_epoch_begin",
+    parameters=("epoch", "logs"),
+    why=_WHICH_IS_SLOW,
+)
+CALLBACKS_EPOCH_END = Touch(
+    module=_CALLBACKS,
+    name="CallbackList.on_epoch_end",
+    parameters=("epoch", "logs"),
+    why=_WHICH_IS_SLOW,
+)
+CALLBACKS_BATCH_BEGIN = Touch(
+    module=_CALLBACKS,
+    name="CallbackList.on_train_batch_begin",
+    parameters=("batch", "logs"),
+    why=_WHICH_IS_SLOW,
+)
+CALLBACKS_BATCH_END = Touch(
+    module=_CALLBACKS,
+    name="CallbackList.on_train_batch_end",
+    parameters=("batch", "logs"),
+    why=_WHICH_IS_SLOW,
+)
 COMPILED_LOSS = Touch(
     module="keras.src.trainers.compile_utils",
     name="CompileLoss.call",

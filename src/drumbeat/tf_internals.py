@@ -97,6 +97,7 @@ OwnedIterator: Any = iterator_ops.OwnedIterator
 PerReplica: Any = _PerReplica
 StrategyExtendedV1: Any = distribute_lib.StrategyExtendedV1
 UpdateContext: Any = distribute_lib.UpdateContext
+    "wrap_next",
 
 
 class WrappedDataset(tf.data.Dataset):
@@ -397,3 +398,18 @@ def undistributed(dataset: Any) -> Any:
     if isinstance(dataset, input_lib.DistributedDataset):
         return dataset._original_dataset
     return dataset
+def wrap_next(fetch: Callable[[Callable[[], Any]], Any]) -> None:
+    """Has iterators of tf.data, in and outside of graphs, hand out what `fetch` makes of it.
+
+    Args:
+        fetch: Gets the original, which returns the next element, or an Optional of it.
+    """
+    for name in ("_next_internal", "get_next_as_optional"):
+        original = getattr(OwnedIterator, name)
+        setattr(OwnedIterator, name, _fetching(original, fetch))
+
+
+def _fetching(original: Callable[..., Any], fetch: Callable[[Callable[[], Any]], Any]) -> Any:
+    return functools.wraps(original)(lambda self: fetch(lambda: original(self)))
+
+

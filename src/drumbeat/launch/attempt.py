@@ -26,6 +26,7 @@ from drumbeat.state.memory import FDS_VARIABLE as MEMORY_VARIABLE
 from drumbeat.state.memory import SnapshotMemory
 from drumbeat.state.progress import FD_VARIABLE as PROGRESS_VARIABLE
 from drumbeat.state.progress import Activity, ProgressPage, Request
+from drumbeat.state.step_times import StepTimes, TimesNote, worker_file
 
 DRAIN_TIMEOUT_S = 0.5
 KILL_TIMEOUT_S = 10.0
@@ -102,6 +103,7 @@ class Attempt:
         self._tasks = local_tasks(settings, client.roster, self._cluster)
         self._pmi: PmiServer | None = None
         self._pages: dict[str, ProgressPage] = {}
+        self._notes: dict[str, TimesNote] = {}
         self.fired = fired
         self._injector: NodeInjector | None = None
         self._injecting: asyncio.Task[None] | None = None
@@ -213,6 +215,11 @@ class Attempt:
         """Finished training steps of the job, as far as a worker of this node has come."""
         return max((page.read().step for page in self._pages.values()), default=0)
 
+    @property
+    def step_times(self) -> list[tuple[str, StepTimes]]:
+        """Of each worker of this node that trains with others: its name, and where time went."""
+        return [(name, note.read()) for name, note in self._notes.items()]
+
     async def close(self) -> None:
         """Takes what the workers, ended by now, have written, and removes what they left."""
         if self._injector is not None and self._injecting is not None:
@@ -223,6 +230,9 @@ class Attempt:
         await self._console.drain(DRAIN_TIMEOUT_S)
         if self._pmi is not None:
             await self._pmi.close()
+        for note in self._notes.values():
+            note.close()
+        self._notes.clear()
         for page in self._pages.values():
             self.fired |= page.read().fired
             page.close()
@@ -290,6 +300,8 @@ class Attempt:
         shared, shared_names = self._shared(task, page)
         request = self._request(task, mpi, failure_path, [*names, *shared_names])
         try:
+        if task.rank >= 0:
+            self._notes[task.name] = TimesNote(page.fd)
             await self._parent.start_worker(request, [*fds, *shared])
         finally:
             for fd in fds:

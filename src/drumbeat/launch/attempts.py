@@ -17,6 +17,7 @@ from drumbeat.launch.agreement import Standing
 from drumbeat.launch.attempt import Attempt, Machine
 from drumbeat.launch.console import Console
 from drumbeat.launch.failures import Failure, root_cause
+from drumbeat.launch.files import write_times
 from drumbeat.launch.meeting import Meeting
 from drumbeat.launch.notes import going_on, times
 from drumbeat.launch.plan import sync_sizes, tasks_on_node
@@ -25,6 +26,7 @@ from drumbeat.launch.rendezvous import JobOver, NodesLost
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.watch import Watch
 from drumbeat.state.memory import SnapshotMemory
+from drumbeat.state.step_times import summary as time_use
 
 STOP_GRACE_S = 2.0
 FAILURE_GRACE_S = 1.0
@@ -161,6 +163,7 @@ class Attempts:
                     f"--inject {', '.join(missed)} never struck: there was no such step. "
                     "Steps are counted in fit under the strategy, and in resumable loops."
                 )
+        write_times(self._run_dir, self._settings.node_rank)
         await self.meeting.close(again=self._withdraws)
         self._memory.close()
 
@@ -395,8 +398,10 @@ class Attempts:
         self._grace_s = FAILURE_GRACE_S
         restarts = sum(ended.kind is not Kind.REGROUPED for ended in history)
         after = f", after {times(restarts, 'restart')}" if restarts else ""
-        summary = f"Finished in {seconds:.1f} s{after}. Logs are in {self._run_dir}"
-        return Outcome(code=0, summary=summary, history=history)
+        lines = [f"Finished in {seconds:.1f} s{after}. Logs are in {self._run_dir}"]
+        if self.current is not None and (where := time_use(self.current.step_times)):
+            lines.append(where)
+        return Outcome(code=0, summary="\n".join(lines), history=history)
 
     def _failed(self, cause: Failure, why: str = "") -> Outcome:
         if cause.policy_kind is Kind.PREEMPTED:

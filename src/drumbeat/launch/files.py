@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ from typing import Any
 
 from drumbeat.errors import ConfigError
 from drumbeat.launch.settings import RunSettings
+from drumbeat.state.step_times import WORKER_FILES, read_file
 
 DEFAULT_PARENT = Path("runs")
 _MAX_SAME_SECOND = 1000
@@ -94,6 +96,19 @@ def describe_run(
 def job_file(run_dir: Path, node_rank: int) -> Path:
     """`job.json`; other nodes write one of their own beside it, if they share the folder."""
     return run_dir / ("job.json" if node_rank == 0 else f"job-node-{node_rank}.json")
+
+
+def write_times(run_dir: Path, node_rank: int) -> None:
+    """Puts the step times that workers have left under `run_dir` into one `times.json` there.
+
+    Nothing is written where there are none, or where the disk is full.
+    """
+    found = {path.parent.name: read_file(path) for path in sorted(run_dir.glob(WORKER_FILES))}
+    epochs = {name: epochs for name, epochs in found.items() if epochs}
+    if epochs:
+        name = "times.json" if node_rank == 0 else f"times-node-{node_rank}.json"
+        with contextlib.suppress(OSError):
+            write_json(run_dir / name, {"workers": epochs})
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -165,6 +165,7 @@ def _run(
     with contextlib.ExitStack() as stack:
         if phase is not None:
             stack.enter_context(phase)
+            stack.enter_context(phase.report.running(model))
             behind = [*behind, *phase.behind]
         callbacks = stack.enter_context(_followed(arguments.get("callbacks"), behind, model))
         result = original(**{**arguments, "callbacks": callbacks})

@@ -13,9 +13,11 @@ import keras
 from drumbeat.errors import ConfigError
 from drumbeat.training import (
     absence,
+    callback_times,
     epochs,
     fit,
     gradients,
+    input_times,
     random_draws,
     saving,
     shard_state,
@@ -38,5 +40,5 @@ def integrate() -> None:
         )
     # The last are outermost.
     parts = (gradients, random_draws, absence, shard_state, fit, state_sync, saving, epochs)
-    for part in parts:
+    for part in (*parts, callback_times, input_times):
         part.integrate()

@@ -23,10 +23,12 @@ from drumbeat.state.progress import Activity
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.training import holdings, journal, positions, randomness, stopping
 from drumbeat.training.callback_state import PythonState, pickled
+from drumbeat.training.follower import Follower
 from drumbeat.training.journal import Journal
 from drumbeat.training.keeping import Keeper
 from drumbeat.training.phases import Phase
 from drumbeat.training.positions import Position, Start, Watched
+from drumbeat.training.time_report import TimeReport, told
 
 
 def begin(
@@ -102,7 +104,7 @@ class FitPhase(Phase):
         self.model = model
         self.finished = finished
         self.is_going_on = snapshot is not None
-        self.follower = _Follower(self)
+        self.follower = Follower(self)
         given = list(stopping.each(arguments.get("callbacks")))
         self._callbacks = given
         self._own_history: list[Any] = []
@@ -111,6 +113,9 @@ class FitPhase(Phase):
         self._x = arguments.get("x")
         self._validation_x = _first(arguments.get("validation_data"))
         objects = [*given, *self._own_history, *_of_keras(self._validation_x)]
+        self.report = TimeReport(
+            journal.identity, communicator.times, number, told(journal.identity), given
+        )
         self._objects = PythonState(objects)
         self._data = PythonState(_of_keras(self._x))
         self._shards = shards
@@ -217,6 +222,7 @@ class FitPhase(Phase):
         self._epoch = epoch
         self._steps_made = 0
         self._expects_steps, self._has_evaluated = True, False
+        self.report.epoch_begins(self.model)
         self.epoch_begins(epoch)
 
     def epoch_ends(self) -> None:
@@ -323,9 +329,11 @@ class FitPhase(Phase):
             if not positions.runs_python(source._distributed_dataset):
                 on_begin = lambda: randomness.put_back(now)  # noqa: E731
             self._steps_made = resumed.steps_made
-        return positions.steps(
-            original, source, skip=self._steps_made, on_begin=on_begin, on_step=self._made_step
+        skip = self._steps_made
+        made = positions.steps(
+            original, source, skip=skip, on_begin=on_begin, on_step=self._made_step
         )
+        return self.report.clock.around(made)
 
     def _recreate(self, watched: Watched, resumed: _Resumed) -> None:
         """Lets the data's code find what it found when the epoch, or the iterator, began."""
@@ -346,29 +354,12 @@ class FitPhase(Phase):
         self._watched.took(batches)
         self._steps_made += 1
         self.step_finished(steps)
+        self.report.made(steps)
 
-
-class _Follower(keras.callbacks.Callback):
-    """Stands behind all other callbacks of a fit."""
-
-    def __init__(self, phase: FitPhase) -> None:
-        super().__init__()
-        self._phase = phase
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        self._phase.train_begins()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._phase.epoch_about_to_begin(epoch)
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._phase.noted(logs)
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        self._phase.evaluation_begins()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._phase.epoch_ends()
+    def steps_are_over(self) -> None:
+        """The steps of an epoch are made, or those of a validation."""
+        super().steps_are_over()
+        self.report.steps_are_over()
 
 
 def build(model: Any, batch_spec: Any) -> None:

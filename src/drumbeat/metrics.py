@@ -1,0 +1,25 @@
+"""What drumbeat measures while a model trains. Nothing of it changes Keras's logs or History."""
+
+from __future__ import annotations
+
+from drumbeat.state.step_times import EpochTimes, StepTimes
+from drumbeat.training import time_report
+
+__all__ = ["EpochTimes", "StepTimes", "step_times"]
+
+
+def step_times() -> tuple[EpochTimes, ...]:
+    """Where the time of this worker's steps went, for each finished epoch of the last `fit`.
+
+    Under `drumbeat run`; elsewhere, and before the first epoch has ended, it is empty. In a
+    callback's `on_epoch_end` the epoch that ends is not among them yet. For example, the
+    part of the time in the last epoch that steps waited for their batches:
+
+        last = drumbeat.metrics.step_times()[-1]
+        print(last.input_s / last.total_s)
+
+    Returns:
+        One for each epoch, in order. Times are in seconds, for all steps of the epoch
+        together; `means()` has those of a step.
+    """
+    return time_report.LATEST.epochs
