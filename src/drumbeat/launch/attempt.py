@@ -287,6 +287,9 @@ class Attempt:
         failure_path = folder / "failure.json"
         with contextlib.suppress(OSError):
             failure_path.unlink()  # of an earlier attempt, or an earlier run in the same folder
+        if self._number == 1:
+            with contextlib.suppress(OSError):
+                worker_file(self._run_dir, task.name).unlink()
         heading = f"--- attempt {self._number} ---\n" if self._number > 1 else ""
         streams, fds = self._console.attach(task.name, folder / "output.log", heading)
         names: list[str] = []
@@ -297,11 +300,11 @@ class Attempt:
             mpi = self._mpi_variables(task.rank, fds[-1])
         page = ProgressPage.create()
         self._pages[task.name] = page
+        if task.rank >= 0:
+            self._notes[task.name] = TimesNote(page.fd)
         shared, shared_names = self._shared(task, page)
         request = self._request(task, mpi, failure_path, [*names, *shared_names])
         try:
-        if task.rank >= 0:
-            self._notes[task.name] = TimesNote(page.fd)
             await self._parent.start_worker(request, [*fds, *shared])
         finally:
             for fd in fds:
