@@ -89,6 +89,7 @@ __all__ = [
     "thread_scopes",
     "undistributed",
     "wrap_checkpoint_write",
+    "wrap_next",
     "zip_structure",
 ]
 
@@ -97,7 +98,6 @@ OwnedIterator: Any = iterator_ops.OwnedIterator
 PerReplica: Any = _PerReplica
 StrategyExtendedV1: Any = distribute_lib.StrategyExtendedV1
 UpdateContext: Any = distribute_lib.UpdateContext
-    "wrap_next",
 
 
 class WrappedDataset(tf.data.Dataset):
@@ -388,16 +388,6 @@ def wrap_checkpoint_write(make: Callable[[Callable[..., Any]], Callable[..., Any
     tf.train.Checkpoint._write = functools.wraps(original)(make(original))
 
 
-def call_after_writing(callbacks: Sequence[Callable[..., Any]], path: str) -> None:
-    """Calls what CheckpointOptions has for after a write to `path`, as TensorFlow does."""
-    checkpoint._execute_callbacks(callbacks, path)
-
-
-def undistributed(dataset: Any) -> Any:
-    """The pipeline that one of TensorFlow's own strategies has distributed; others as they are."""
-    if isinstance(dataset, input_lib.DistributedDataset):
-        return dataset._original_dataset
-    return dataset
 def wrap_next(fetch: Callable[[Callable[[], Any]], Any]) -> None:
     """Has iterators of tf.data, in and outside of graphs, hand out what `fetch` makes of it.
 
@@ -413,3 +403,13 @@ def _fetching(original: Callable[..., Any], fetch: Callable[[Callable[[], Any]],
     return functools.wraps(original)(lambda self: fetch(lambda: original(self)))
 
 
+def call_after_writing(callbacks: Sequence[Callable[..., Any]], path: str) -> None:
+    """Calls what CheckpointOptions has for after a write to `path`, as TensorFlow does."""
+    checkpoint._execute_callbacks(callbacks, path)
+
+
+def undistributed(dataset: Any) -> Any:
+    """The pipeline that one of TensorFlow's own strategies has distributed; others as they are."""
+    if isinstance(dataset, input_lib.DistributedDataset):
+        return dataset._original_dataset
+    return dataset
