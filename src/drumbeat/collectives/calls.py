@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 TEXT_BYTES = 1024
 """Size of a call's description on the wire."""
@@ -40,6 +40,12 @@ class TensorSpec:
         return TensorSpec(dtype=self.dtype, shape=(None, *self.shape[1:]))
 
 
+def digest_of(kind: str, specs: Sequence[TensorSpec], detail: str, name: str) -> bytes:
+    """A hash of all that calls from one place have in common; it need not be made each time."""
+    parts = [kind, detail, name, *map(str, specs)]
+    return hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One collective call of one worker.
@@ -50,6 +56,7 @@ class Call:
         specs: The tensors it brought.
         detail: What else must agree, such as "op=max" or "root=1".
         name: The caller's label, may be empty.
+        digest: What `digest_of` says of all but `sequence`, where the caller knows it.
     """
 
     kind: str
@@ -57,12 +64,13 @@ class Call:
     specs: tuple[TensorSpec, ...] = ()
     detail: str = ""
     name: str = ""
+    digest: bytes = field(default=b"", compare=False, repr=False)
 
     def fingerprint(self) -> int:
         """A hash of 62 bits of everything that must agree among workers."""
-        parts = [self.kind, str(self.sequence), self.detail, self.name, *map(str, self.specs)]
-        digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") >> 2
+        digest = self.digest or digest_of(self.kind, self.specs, self.detail, self.name)
+        number = self.sequence.to_bytes(8, "big")
+        return int.from_bytes(hashlib.blake2b(digest + number, digest_size=8).digest(), "big") >> 2
 
     def __str__(self) -> str:
         label = f" {self.name!r}" if self.name else ""

@@ -55,7 +55,10 @@ def _connected(identity: Identity, cluster: ClusterSpec | None) -> Communicator:
         from drumbeat.collectives.mpi import MpiCommunicator
 
         return MpiCommunicator.connect(
-            rank=identity.rank, size=identity.world_size, timeout_s=identity.timeout_s
+            rank=identity.rank,
+            size=identity.world_size,
+            timeout_s=identity.timeout_s,
+            local_size=identity.local_world_size,
         )
     from drumbeat.collectives.tensorflow import TensorFlowCommunicator
 

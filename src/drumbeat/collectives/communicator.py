@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat.collectives.bridge import Bridge
-from drumbeat.collectives.calls import Call, TensorSpec
+from drumbeat.collectives.calls import Call, TensorSpec, digest_of
 from drumbeat.collectives.times import CollectiveTimes
 from drumbeat.errors import CollectiveError, CollectiveTimeout, ConfigError
 
@@ -23,6 +23,9 @@ REDUCIBLE = ("float16", "bfloat16", "float32", "float64", "int32", "int64")
 MOVABLE = (*REDUCIBLE, "bool", "int8", "uint8", "int16", "uint16", "uint32", "uint64")
 
 Value = tf.Tensor | tf.IndexedSlices
+
+# Shapes that change all the time must not fill the memory.
+_MAX_SITES = 1024
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -79,6 +82,7 @@ class Communicator(ABC):
         self._sequence = 0
         self._last_error: CollectiveError | None = None
         self.times = CollectiveTimes()
+        self._sites: dict[Any, Any] = {}
         self.observer: Observer | None = None
 
     @property
@@ -257,8 +261,11 @@ class Communicator(ABC):
     def _agree(self, call: Call) -> None:
         """Returns when every worker makes the same call, else raises."""
 
+    def _prepare(self, call: Call, values: list[Any]) -> Any:  # noqa: B027
+        """What a reduction can do before all have come; `_reduce` gets what it returns."""
+
     @abstractmethod
-    def _reduce(self, call: Call, values: list[Any], op: str) -> list[Any]:
+    def _reduce(self, call: Call, values: list[Any], op: str, prepared: Any) -> list[Any]:
         """Combines values of dtypes in `REDUCIBLE` but the half ones."""
 
     @abstractmethod
@@ -314,10 +321,11 @@ class Communicator(ABC):
         agreed_s = None
         try:
             call = self._describe(kind, values, op, root, name)
+            prepared = self._prepare(call, data) if kind == "all_reduce" else None
             self._agree(call)
             agreed_s = time.monotonic()
             if kind == "all_reduce":
-                return self._reduce(call, data, op)
+                return self._reduce(call, data, op, prepared)
             if kind == "broadcast":
                 return self._broadcast(call, data, root)
             if kind == "all_gather":
@@ -332,13 +340,28 @@ class Communicator(ABC):
             times.transfer_s += ended_s - agreed_s
 
     def _describe(self, kind: str, values: Sequence[Any], op: str, root: int, name: str) -> Call:
-        specs = [TensorSpec(dtype=v.dtype.name, shape=tuple(v.shape)) for v in values]
-        if kind == "all_gather":
-            specs = [spec.any_rows for spec in specs]
-        # The usual op and root go without saying, as every call's text is read by people.
-        detail = f"op={op}" if op not in ("", "sum") else f"root={root}" if root else ""
+        # The same calls come again and again, and describing many tensors takes longer than
+        # summing small ones.
+        key = (kind, op, root, name, *[(v.dtype, tuple(v.shape)) for v in values])
+        site = self._sites.get(key)
+        if site is None:
+            specs = [TensorSpec(dtype=v.dtype.name, shape=tuple(v.shape)) for v in values]
+            if kind == "all_gather":
+                specs = [spec.any_rows for spec in specs]
+            # The usual op and root go without saying, as every call's text is read by people.
+            detail = f"op={op}" if op not in ("", "sum") else f"root={root}" if root else ""
+            site = (tuple(specs), detail, digest_of(kind, specs, detail, name))
+            if len(self._sites) >= _MAX_SITES:
+                self._sites.clear()
+            self._sites[key] = site
+        specs, detail, digest = site
         return Call(
-            kind=kind, sequence=self._sequence, specs=tuple(specs), detail=detail, name=name
+            kind=kind,
+            sequence=self._sequence,
+            specs=specs,
+            detail=detail,
+            name=name,
+            digest=digest,
         )
 
     def _reduce_dense(self, values: list[Any], op: str, name: str) -> list[tf.Tensor]:

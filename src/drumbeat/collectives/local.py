@@ -19,7 +19,7 @@ class LocalCommunicator(Communicator):
     def _agree(self, call: Call) -> None:
         raise AssertionError("a single worker has no one to agree with")
 
-    def _reduce(self, call: Call, values: list[Any], op: str) -> list[Any]:
+    def _reduce(self, call: Call, values: list[Any], op: str, prepared: Any) -> list[Any]:
         raise AssertionError("a single worker has nothing to reduce")
 
     def _broadcast(self, call: Call, values: list[Any], root: int) -> list[Any]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import functools
-import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,29 +13,21 @@ import numpy as np
 from drumbeat.collectives.bridge import Bridge
 from drumbeat.collectives.buckets import Bucket, plan
 from drumbeat.collectives.buffers import BufferPool, aligned_empty
-from drumbeat.collectives.calls import (
-    TEXT_BYTES,
-    Call,
-    mismatch_message,
-    text_from_bytes,
-    workers,
-)
-from drumbeat.collectives.communicator import Communicator, row_elements
-from drumbeat.collectives.mpi_library import finalize, in_place, loaded_mpi, reduction, started_mpi
-from drumbeat.errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, ConfigError
+from drumbeat.collectives.calls import TEXT_BYTES, Call, mismatch_message, text_from_bytes
+from drumbeat.collectives.communicator import OPS, REDUCIBLE, Communicator, row_elements
+from drumbeat.collectives.mpi_library import finalize, in_place, reduction, started_mpi
+from drumbeat.collectives.mpi_requests import LONGEST_PAUSE_S, MpiRequests, has_own_core
+from drumbeat.collectives.node import NodeMemory, Portion, combine, offer, opened, portions
+from drumbeat.errors import CollectiveMismatch, CollectiveTimeout, ConfigError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Polls before the first pause: about 50 µs, several times a small collective.
-_SPIN_POLLS = 200
-_SHORTEST_PAUSE_S = 50e-6
-_LONGEST_PAUSE_S = 1e-3
-# After this long, look for notes of workers that gave up.
-_NOTES_AFTER_S = 0.05
-# How long a worker that gives up collects the notes of the others.
-_SURVEY_S = 1.0
-_NOTE_TAG = 7
+_Planned = tuple[tuple[Bucket, tuple[Portion, ...]], ...]
+# Half types are summed in float32.
+_AS_THEY_ARE = frozenset(dtype for dtype in REDUCIBLE if not dtype.endswith("16"))
+# Shapes that change all the time must not fill the memory.
+_MAX_PLANS = 1024
 
 
 class MpiCommunicator(Communicator):
@@ -54,6 +44,7 @@ class MpiCommunicator(Communicator):
         comm: MPI.Intracomm,
         farewell: MPI.Intracomm,
         timeout_s: float,
+        own_core: bool = False,
         bucket_bytes: int | None = None,
     ) -> None:
         """Stores; use `connect`."""
@@ -69,13 +60,21 @@ class MpiCommunicator(Communicator):
         self._farewell = farewell
         self._bucket_bytes = bucket_bytes
         self._pool = BufferPool()
-        # MPI may still write to the buffers of operations that we gave up on.
-        self._abandoned: list[Any] = []
+        self._plans: dict[bytes, _Planned] = {}
+        self._requests = MpiRequests(comm, own_core=own_core)
+        # What the workers of one machine share; None where there are several.
+        self._memory: NodeMemory | None = None
         self._closed = False
 
     @classmethod
     def connect(
-        cls, *, rank: int, size: int, timeout_s: float, bucket_bytes: int | None = None
+        cls,
+        *,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        local_size: int = 1,
+        bucket_bytes: int | None = None,
     ) -> MpiCommunicator:
         """Starts MPI in this process if it has not been started, and checks who we are.
 
@@ -83,6 +82,7 @@ class MpiCommunicator(Communicator):
             rank: The rank that the agent gave this worker.
             size: The world size that the agent told it.
             timeout_s: Deadline of one collective, seconds.
+            local_size: How many workers this machine has.
             bucket_bytes: See `buckets.plan`.
 
         Raises:
@@ -103,10 +103,28 @@ class MpiCommunicator(Communicator):
             comm=_duplicate(world, deadline),
             farewell=_duplicate(world, deadline),
             timeout_s=timeout_s,
+            own_core=has_own_core(local_size),
             bucket_bytes=bucket_bytes,
         )
+        if local_size == size:
+            communicator._share_memory()
         atexit.register(communicator.close)
         return communicator
+
+    def _share_memory(self) -> None:
+        call = Call(kind="broadcast", sequence=0, name="shared memory")
+        offered = offer() if self.rank == 0 else np.zeros(3, np.int64)
+        request = self._start(lambda: self._comm.Ibcast(offered, 0), call)
+        self._wait([request], call, idle=True, keep=offered)
+        fd = opened(offered)
+        # All or none: they have to take the same way.
+        all_have = np.array([fd is not None], np.int64)
+        request = self._start(
+            lambda: self._comm.Iallreduce(in_place(), all_have, reduction("min")), call
+        )
+        self._wait([request], call, idle=True, keep=all_have)
+        if fd is not None and all_have[0]:
+            self._memory = NodeMemory(fd, self.size)
 
     def close(self, grace_s: float = 1.0) -> None:
         """Leaves the others in peace: lets what we sent arrive, then ends MPI if all are here.
@@ -126,23 +144,34 @@ class MpiCommunicator(Communicator):
         while not request.Test():
             if time.monotonic() > deadline:
                 return
-            time.sleep(_LONGEST_PAUSE_S)
+            time.sleep(LONGEST_PAUSE_S)
         ending = threading.Thread(target=finalize, daemon=True)
         ending.start()
         ending.join(max(grace_s, 1.0))
 
+    def all_reduce_numpy(self, array: Any, op: str = "sum", *, name: str = "") -> np.ndarray:
+        """See `Communicator`; without the detour through tensors, which takes longer than MPI."""
+        given = np.asarray(array)
+        if self.size == 1 or given.dtype.name not in _AS_THEY_ARE or op not in OPS:
+            return super().all_reduce_numpy(given, op, name=name)
+        return self._run("all_reduce", given, op=op, name=name)[0]
+
     def _agree(self, call: Call) -> None:
+        self._meet(call, idle=True)
+        # What the others sent before they gave up may have completed the exchange.
+        if self._requests.has_note():
+            raise CollectiveTimeout(self._requests.survey(call, 0.0, self.timeout_s, arriving=True))
+
+    def _meet(self, call: Call, *, idle: bool) -> None:
+        """Returns when all workers have come to the same place in the same call."""
         fingerprint = call.fingerprint()
         header = np.array([fingerprint, -fingerprint], np.int64)
         request = self._start(
             lambda: self._comm.Iallreduce(in_place(), header, reduction("min")), call
         )
-        self._wait([request], call, idle=True, keep=header)
+        self._wait([request], call, idle=idle, keep=header)
         if header[0] != -header[1]:
             raise CollectiveMismatch(mismatch_message(self._exchange_texts(call)))
-        # What the others sent before they gave up may have completed the exchange.
-        if self._has_note():
-            raise CollectiveTimeout(self._survey(call, 0.0, arriving=True))
 
     def _exchange_texts(self, call: Call) -> list[str]:
         mine = np.frombuffer(call.to_bytes(), np.uint8)
@@ -151,20 +180,60 @@ class MpiCommunicator(Communicator):
         self._wait([request], call, idle=True, keep=(mine, texts))
         return [text_from_bytes(row.tobytes()) for row in texts]
 
-    def _reduce(self, call: Call, values: list[Any], op: str) -> list[Any]:
+    def _prepare(self, call: Call, values: list[Any]) -> Any:
+        """In a node's memory this worker can write its addends before the others have come."""
         arrays = [np.asarray(value) for value in values]
-        buckets = self._plan(tuple((a.dtype.name, a.size, a.itemsize) for a in arrays))
+        planned = self._plan(call, arrays)
+        if self._memory is None:
+            return arrays, planned, None
+        flats = [array.reshape(-1) for array in arrays]
+        slots = self._memory.next_turn()
+        for _, parts in planned[:1]:
+            for portion in parts[:1]:
+                portion.write(flats, slots[self.rank])
+        return arrays, planned, (flats, slots)
+
+    def _reduce(self, call: Call, values: list[Any], op: str, prepared: Any) -> list[Any]:
+        arrays, planned, shared = prepared
         results: list[Any] = list(arrays)
         requests = []
-        for number, bucket in enumerate(buckets):
-            flat = self._pool.take((call.specs, number), bucket.size_bytes)
+        for number, (bucket, parts) in enumerate(planned):
+            flat = self._pool.take((call.digest, number), bucket.size_bytes)
             views = {slot.index: _view(flat, slot, arrays[slot.index]) for slot in bucket.slots}
             for index, view in views.items():
                 results[index] = view
-            if bucket.size_bytes:
+            if not bucket.size_bytes:
+                continue
+            if shared is not None:
+                self._reduce_in_memory(
+                    call, parts, flat.view(bucket.dtype), op, *shared, begun=number == 0
+                )
+            else:
                 requests.append(self._start_reduce(call, bucket, flat, views, arrays, op))
         self._wait(requests, call, idle=False, keep=(results, arrays))
         return results
+
+    def _reduce_in_memory(
+        self,
+        call: Call,
+        portions: tuple[Portion, ...],
+        out: np.ndarray,
+        op: str,
+        flats: list[np.ndarray],
+        slots: list[np.ndarray],
+        *,
+        begun: bool,
+    ) -> None:
+        memory = self._memory
+        assert memory is not None  # noqa: S101
+        for number, portion in enumerate(portions):
+            if number or not begun:
+                slots = memory.next_turn()
+                portion.write(flats, slots[self.rank])
+                self._meet(call, idle=False)
+            parts = [slot[: portion.size_bytes].view(out.dtype) for slot in slots]
+            width = out.itemsize
+            combine(op, parts, out[portion.first // width : portion.end // width])
 
     def _start_reduce(
         self,
@@ -182,6 +251,17 @@ class MpiCommunicator(Communicator):
         for index, view in views.items():
             np.copyto(view, arrays[index])
         return self._start(lambda: self._comm.Iallreduce(in_place(), typed, reduction(op)), call)
+
+    def _plan(self, call: Call, arrays: list[np.ndarray]) -> _Planned:
+        planned = self._plans.get(call.digest)
+        if planned is None:
+            items = [(a.dtype.name, a.size, a.itemsize) for a in arrays]
+            buckets = plan(items, self._bucket_bytes)
+            planned = tuple((bucket, portions(bucket)) for bucket in buckets)
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            self._plans[call.digest] = planned
+        return planned
 
     def _broadcast(self, call: Call, values: list[Any], root: int) -> list[Any]:
         arrays = [np.asarray(value) for value in values]
@@ -230,114 +310,11 @@ class MpiCommunicator(Communicator):
     ) -> MPI.Request:
         return self._start(lambda: self._comm.Iallgatherv(sent, [flat, counts]), call)
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019  (communicators live as long as the process)
-    def _plan(self, items: tuple[tuple[str, int, int], ...]) -> tuple[Bucket, ...]:
-        return plan(items, self._bucket_bytes)
-
-    def _start(self, operation: Any, call: Call) -> Any:
-        try:
-            return operation()
-        except loaded_mpi().Exception as error:
-            raise self._broken(call, error) from error
-
     def _wait(self, requests: Sequence[Any], call: Call, *, idle: bool, keep: Any) -> None:
-        """Polls until all requests are complete.
+        self._requests.wait(requests, call, self.timeout_s, idle=idle, keep=keep)
 
-        While waiting for workers to arrive (`idle`) it pauses between polls, so that
-        they get the processor; the longer it has waited, the longer.
-        """
-        begin = time.monotonic()
-        polls = 0
-        while not self._test(requests, call):
-            polls += 1
-            if polls < _SPIN_POLLS:
-                continue
-            waited_s = time.monotonic() - begin
-            if waited_s > self.timeout_s or (waited_s > _NOTES_AFTER_S and self._has_note()):
-                self._abandoned.append((list(requests), keep))
-                raise CollectiveTimeout(self._survey(call, waited_s, arriving=idle))
-            if idle:
-                time.sleep(min(max(waited_s * 0.02, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
-            else:
-                os.sched_yield()
-
-    def _test(self, requests: Sequence[Any], call: Call) -> bool:
-        mpi = loaded_mpi()
-        try:
-            return mpi.Request.Testall(list(requests))
-        except mpi.Exception as error:
-            raise self._broken(call, error) from error
-
-    def _has_note(self) -> bool:
-        mpi = loaded_mpi()
-        return self._comm.Iprobe(mpi.ANY_SOURCE, _NOTE_TAG)
-
-    def _survey(self, call: Call, waited_s: float, *, arriving: bool) -> str:
-        """Tells the others that we give up, hears which of them do, and words the message.
-
-        Who waits in a collective answers at once, so those who don't answer are
-        not in one.
-        """
-        notes = [
-            self._comm.Isend(np.array([call.sequence], np.int64), peer, _NOTE_TAG)
-            for peer in range(self.size)
-            if peer != self.rank
-        ]
-        self._abandoned.append(notes)
-        mpi = loaded_mpi()
-        heard: set[int] = set()
-        deadline = time.monotonic() + _SURVEY_S
-        while len(heard) < self.size - 1 and time.monotonic() < deadline:
-            if not self._has_note():
-                time.sleep(_LONGEST_PAUSE_S)
-                continue
-            status = mpi.Status()
-            self._comm.Recv(np.empty(1, np.int64), mpi.ANY_SOURCE, _NOTE_TAG, status)
-            heard.add(status.Get_source())
-        silent = [r for r in range(self.size) if r != self.rank and r not in heard]
-        return _timeout_message(
-            self.rank, call, waited_s, self.timeout_s, silent, sorted(heard), arriving=arriving
-        )
-
-    def _broken(self, call: Call, error: Exception) -> CollectiveError:
-        return CollectiveError(
-            f"worker {self.rank} lost its connection in {call}: MPI says {error}. Another worker "
-            "has probably died; look into its log."
-        )
-
-
-def _timeout_message(
-    rank: int,
-    call: Call,
-    waited_s: float,
-    timeout_s: float,
-    silent: list[int],
-    heard: list[int],
-    *,
-    arriving: bool,
-) -> str:
-    waited = f"worker {rank} waited {waited_s:.3g} s in {call}"
-    if silent and arriving:
-        return (
-            f"{waited} for {workers(silent)}, which never came. Does the script call fit, evaluate "
-            "or the like on some workers only (if chief:)? All have to. Otherwise look into the "
-            f"log of {workers(silent)}, or allow more time (--collective-timeout, now "
-            f"{timeout_s:g} s)."
-        )
-    if silent:
-        return (
-            f"{waited}, which all workers began; {workers(silent)} stopped answering. Look into "
-            f"the log of {workers(silent)}, or allow more time (now {timeout_s:g} s)."
-        )
-    if waited_s < timeout_s:
-        return (
-            f"worker {rank} came to {call} too late: {workers(heard)} had given up waiting. "
-            f"Find out what kept it busy, or allow more time (now {timeout_s:g} s)."
-        )
-    return (
-        f"{waited}, and so did all the others, but the data did not arrive. The network "
-        f"between them is too slow or broken, or needs more time (now {timeout_s:g} s)."
-    )
+    def _start(self, operation: Callable[[], Any], call: Call) -> Any:
+        return self._requests.start(operation, call)
 
 
 def _duplicate(world: MPI.Intracomm, deadline: float) -> MPI.Intracomm:
@@ -350,7 +327,7 @@ def _duplicate(world: MPI.Intracomm, deadline: float) -> MPI.Intracomm:
                 f"worker {world.Get_rank()} waited {time.monotonic() - begin:.3g} s for the other "
                 f"{world.Get_size() - 1} to connect to MPI. Look into their logs."
             )
-        time.sleep(_LONGEST_PAUSE_S)
+        time.sleep(LONGEST_PAUSE_S)
     return comm
 
 

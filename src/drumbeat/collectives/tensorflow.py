@@ -108,7 +108,7 @@ class TensorFlowCommunicator(Communicator):
                 results[i] = part
         return results
 
-    def _reduce(self, call: Call, values: list[Any], op: str) -> list[Any]:
+    def _reduce(self, call: Call, values: list[Any], op: str, prepared: Any) -> list[Any]:
         def reduce(flat: Any) -> Any:
             return self._collective(
                 call,
