@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 import collective_checks
@@ -115,14 +116,13 @@ def a_step_that_is_not_finite_leaves_no_trace(c: Communicator, method: str) -> N
     for bad in (np.nan, np.inf):
         for tensor in (0, 3):
             compressed, owner = compression(c, method)
-            run = tf.function(lambda *tensors, x=compressed, o=owner: x.sum(tensors, o))
-            run(*map(tf.constant, gradients(c.rank, 0)))
+            compressed.sum(list(map(tf.constant, gradients(c.rank, 0))), owner)
             (group,) = residuals.groups_of(owner.optimizer)
             before = [memory.array.copy() for memory in group.memories]
             arrays = gradients(c.rank, 1)
             if c.rank == c.size - 1:
                 arrays[tensor].reshape(-1)[200] = bad
-            sums = run(*map(tf.constant, arrays))
+            sums = compressed.sum(list(map(tf.constant, arrays)), owner)
             assert not np.isfinite(sums[tensor].numpy()).all(), f"{bad} in {tensor} is lost"
             assert alike(c, list(sums))
             for array, memory in zip(before, group.memories, strict=True):
@@ -231,6 +231,19 @@ def leaves_alone_what_it_does_not_compress(c: Communicator) -> None:
         assert [each.dtype for each in sums[4:]] == [tf.bfloat16, tf.float16]
         for each in sums[4:]:
             np.testing.assert_array_equal(tf.cast(each, tf.float32), np.full([40, 3], c.size / 2))
+
+
+@check
+def residuals_follow_a_scale_of_the_loss(c: Communicator) -> None:
+    for method in [m for m in METHODS if m != "fp16"]:  # whose smallest numbers have fewer bits
+        compressed, owner = compression(c, method)
+        scaled, scaled_owner = compression(c, method)
+        for step, scale in enumerate((1.0, 8.0, 4.0)):
+            arrays = gradients(c.rank, step)
+            scaled_owner = replace(scaled_owner, scale=tf.constant(scale))
+            sums = scaled.sum([tf.constant(a * np.float32(scale)) for a in arrays], scaled_owner)
+            plain = compressed.sum(list(map(tf.constant, arrays)), owner)
+            assert digest([each / scale for each in sums]) == digest(plain), method
 
 
 @check

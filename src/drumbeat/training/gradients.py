@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
@@ -99,11 +100,13 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = current.in_replica()
         if strategy is None:
             return original(self, grads, trainable_variables)
-        grads = list(grads)
+        grads, owner = list(grads), None
+        if strategy.extended.gradient_sync.compression is not None:
+            owner = _owner(self, trainable_variables, len(grads))
         return strategy.extended.update_once(
             grads,
             lambda reduced: _with_reduced(original, self, reduced, trainable_variables),
-            of=_owner(self, trainable_variables, len(grads)),
+            of=owner,
         )
 
     return apply
@@ -113,8 +116,16 @@ def _owner(optimizer: Any, variables: Any, count: int) -> Owner:
     """Whose gradients they are that `optimizer` gets."""
     variables = touch.trained_by(optimizer) if variables is None else list(variables)
     paths = tuple(str(getattr(v, "path", v.name)) for v in variables)
+    scale = None
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        if not optimizer.built:
+            # As its `apply` would do next.
+            with keras.name_scope(optimizer.name):
+                optimizer.build(variables)
+        scale = tf.convert_to_tensor(optimizer.dynamic_scale)
     # Keras says it better where there are not as many.
-    return Owner(optimizer, paths if len(paths) == count else tuple(map(str, range(count))))
+    names = paths if len(paths) == count else tuple(map(str, range(count)))
+    return Owner(optimizer, names, scale)
 
 
 def _with_reduced(original: Callable[..., Any], *args: Any) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
+from drumbeat.collectives.compression.residuals import Memory, groups_of
 from drumbeat.training import shard_state
 
 
@@ -30,6 +31,8 @@ class Kind(enum.Enum):
     """Counted by each worker by itself."""
     STATISTIC = "statistics"
     """Whatever else layers hold of floats, such as moving statistics: they may differ."""
+    RESIDUAL = "residuals of compressed gradients"
+    """What each worker owes of its gradients; only the sum over the workers counts."""
     OTHER = "state"
     """Seeds and variables of the script's own: each worker may have its own."""
 
@@ -41,7 +44,7 @@ class Held:
     Attributes:
         kind: See there.
         path: For messages.
-        variable: Keras's or TensorFlow's.
+        variable: Keras's, TensorFlow's, or a `Memory` of compression's.
         shard: In exact mode, the worker's virtual shard that counts in it, from 1; 0 for
             the variable itself.
     """
@@ -59,6 +62,8 @@ class Held:
     @property
     def view(self) -> np.ndarray:
         """What it holds; on a CPU without a copy."""
+        if isinstance(self.variable, Memory):
+            return self.variable.array
         return np.asarray(tf.convert_to_tensor(self.variable))
 
 
@@ -121,6 +126,9 @@ def of(roots: Sequence[Any], shards: int = 1) -> Holdings:
     looked_at: set[int] = set()
     for root in roots:
         _add(found, root, looked_at, depth=0)
+    for optimizer in found.optimizers:
+        for memory in (memory for group in groups_of(optimizer) for memory in group.memories):
+            found.add(Kind.OPTIMIZER if memory.is_shared else Kind.RESIDUAL, [memory])
     return found
 
 

@@ -56,6 +56,7 @@ class Former:
     def __init__(self, state: State, holdings: Holdings, rank: int, size: int) -> None:
         self._holdings = holdings
         self._rank = rank
+        self._size = size
         self._shards = state.meta["shards"]
         self._units = state.meta["units"]
         self._workers = range(state.meta["workers"])
@@ -76,6 +77,9 @@ class Former:
         name = _name(number, 0)
         if each.kind is Kind.METRIC:
             return self._counted(each, number)
+        if each.kind is Kind.RESIDUAL:
+            owed = functools.reduce(np.add, [arrays[name] for arrays in self._arrays])
+            return owed / np.float32(self._size)
         if name in self._alike:
             return self._alike[name]
         if each.kind is Kind.STATISTIC:

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat.collectives.communicator import Communicator
+from drumbeat.collectives.compression import residuals
 from drumbeat.errors import DivergenceError, StateError
 from drumbeat.state.format import State, pack
 from drumbeat.training import divergence, resizing
@@ -70,6 +71,7 @@ def take(
     facts = {
         "paths": [each.path for each in holdings.mains],
         "trained": [holdings.trained_by(optimizer) for optimizer in holdings.optimizers],
+        "compressed": [_compressed(optimizer) for optimizer in holdings.optimizers],
         "workers": communicator.size,
         "shards": holdings.shards,
         "units": list(units),
@@ -131,9 +133,21 @@ _SAME_SCRIPT = (
 )
 
 
+def _compressed(optimizer: Any) -> list[dict[str, Any]]:
+    """What is kept for the gradients of `optimizer`, as plain values."""
+    return [group.to_json() for group in residuals.groups_of(optimizer)]
+
+
 def build_optimizers(state: State, holdings: Holdings) -> bool:
-    """Builds optimizers that had been built when the state was taken; whether there were any."""
+    """Builds optimizers that had been built when the state was taken; whether there were any.
+
+    With what compression had kept for their gradients.
+    """
     built = False
+    for optimizer, described in zip(
+        holdings.optimizers, state.meta.get("compressed", ()), strict=False
+    ):
+        built = residuals.rebuild(optimizer, described) or built
     for optimizer, trained in zip(holdings.optimizers, state.meta["trained"], strict=False):
         if trained and not optimizer.built:
             optimizer.build([holdings.mains[i].variable for i in trained])

@@ -77,13 +77,16 @@ class Compression:
 
         shapes = _shapes(gradients, chosen)
 
-        def body(*arrays: Any) -> list[Any]:
+        def body(scale: Any, *arrays: Any) -> list[Any]:
             # Looked for each time: a restart may have put another one in its place.
-            return self._summed(self._group(of, chosen, shapes), arrays)
+            own = self._group(of, chosen, shapes)
+            own.rescale(float(scale))
+            return self._summed(own, arrays)
 
+        scale = tf.constant(1.0) if of.scale is None else tf.cast(of.scale, tf.float32)
         wide = [tf.cast(results[i], tf.float32) for i in chosen]
         specs = [tf.TensorSpec(each.shape, tf.float32) for each in wide]
-        sums = self._communicator.in_order(body, wide, specs)
+        sums = self._communicator.in_order(body, [scale, *wide], specs)
         for i, total in zip(chosen, sums, strict=True):
             results[i] = tf.cast(total, results[i].dtype)
         return results

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,16 +25,19 @@ class Owner:
     Attributes:
         optimizer: Which applies them.
         names: Of the variables they belong to, in order.
+        scale: A scalar tensor that the loss, and so they, were multiplied with; None for 1.
     """
 
     optimizer: Any
     names: tuple[str, ...]
+    scale: Any = None
 
     def without(self, absent: Sequence[int]) -> Owner:
         """Leaves out the variables of these positions, which have no gradient."""
         if not absent:
             return self
-        return Owner(self.optimizer, tuple(n for i, n in enumerate(self.names) if i not in absent))
+        names = tuple(n for i, n in enumerate(self.names) if i not in absent)
+        return replace(self, names=names)
 
 
 class Memory:
@@ -80,6 +83,7 @@ class Group:
         residuals: One for each gradient, unless nothing is compressed.
         factors: What a method keeps besides, by name; the same on all workers.
         runner: What sums them, once it is made.
+        scale: What the loss was multiplied with in the last step, and residuals are with it.
     """
 
     def __init__(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> None:
@@ -89,6 +93,7 @@ class Group:
         self.residuals: list[Memory] = []
         self.factors: dict[str, Memory] = {}
         self.runner: Any = None
+        self.scale = 1.0
 
     def use(self, method: str) -> None:
         """From now on they are compressed so; residuals are taken over."""
@@ -102,6 +107,13 @@ class Group:
                 Memory(f"residual of {name}", zeros(shape), is_shared=False)
                 for name, shape in zip(self.names, self.shapes, strict=True)
             ]
+
+    def rescale(self, scale: float) -> None:
+        """The loss is multiplied with `scale` from now on."""
+        if scale != self.scale:
+            for memory in self.residuals:
+                memory.array *= np.float32(scale / self.scale)
+            self.scale = scale
 
     @property
     def memories(self) -> list[Memory]:
@@ -120,6 +132,7 @@ class Group:
             "names": list(self.names),
             "shapes": [list(shape) for shape in self.shapes],
             "method": self.method,
+            "scale": self.scale,
             "factors": {name: list(memory.shape) for name, memory in self.factors.items()},
         }
 
@@ -128,6 +141,7 @@ class Group:
         """Inverse of `to_json`, with zeros in its memories."""
         group = cls(value["names"], [tuple(shape) for shape in value["shapes"]])
         group.use(value["method"])
+        group.scale = value["scale"]
         for name, shape in value["factors"].items():
             group.factor(name, zeros(tuple(shape)))
         return group
