@@ -57,7 +57,7 @@ $(OLDEST)/.installed: pyproject.toml requirements.lock tools/check_python.py
 	@$(OLDEST)/bin/pip install $(PIP_FLAGS) --no-deps "keras==$(OLDEST_KERAS).*"
 	@touch $@
 
-bench: $(STAMP) ## Compare with TensorFlow's own strategy (20 min, 2 idle cores; ARGS='--rounds 3')
+bench: $(STAMP) ## Compare with other ways to train (40 min, 2 idle cores; ARGS='--quick' 5 min, --write)
 	@$(BIN)/python benchmarks/compare.py $(ARGS)
 
 chaos: $(STAMP) ## Inject 100 failures into jobs (15 min; ARGS='--faults 20 --seed 7')

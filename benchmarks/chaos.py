@@ -28,7 +28,7 @@ from pathlib import Path
 import chaos_check as check
 from chaos_check import ANY_TIME, Cost, Made
 from chaos_jobs import ROOT, Ended, Job, Platform
-from compare import Others
+from comparison.machine import Others
 
 from drumbeat.cluster.faults import FaultKind
 

@@ -23,9 +23,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import compare
 import numpy as np
-from compare import PEER, ROOT, environment, free_ports, spread
+from comparison import machine
+from comparison.launchers import free_ports, stop
+from comparison.peers import LEGACY, ROOT, TENSORFLOW, TUNED, environment
+from comparison.summary import spread
 from sklearn.datasets import load_digits
 
 WORKER = ROOT / "benchmarks" / "recovery_train.py"
@@ -34,7 +36,7 @@ WORKERS, EPOCHS = 2, 6
 # 1400 examples are 22 steps an epoch: the kill is in the middle of the fourth.
 EXAMPLES, KILL_STEP = 1400, 77
 RUN_TIMEOUT_S = 600
-PEER_VARIABLES = {**compare.TUNED, "TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+PEER_VARIABLES = {**TUNED, **LEGACY, "TF_CPP_MIN_LOG_LEVEL": "3"}
 # The models of which the cost of snapshots is measured: dense width, epochs of a block of
 # some seconds. A block with snapshots begins with one, so that it has one more than its share.
 SIZES = {"digits CNN": (64, 40), "digits CNN, wide": (4096, 10)}
@@ -78,7 +80,7 @@ class Run:
                 codes = _first_failure_or_end(processes, deadline)
             finally:
                 for process in processes:
-                    compare.stop(process)
+                    stop(process)
             if all(code == 0 for code in codes):
                 return
         raise TimeoutError(f"not at its end after {RUN_TIMEOUT_S} s; see {self._folder}")
@@ -94,7 +96,7 @@ class Run:
             with (self._folder / f"log-{index}.txt").open("ab") as log:
                 processes.append(
                     subprocess.Popen(
-                        [*pin, str(PEER / "bin" / "python"), *self._arguments(more)],
+                        [*pin, str(TENSORFLOW.python), *self._arguments(more)],
                         env=environment({**PEER_VARIABLES, "TF_CONFIG": config}),
                         stdout=log,
                         stderr=log,
@@ -231,8 +233,8 @@ def main() -> None:
     parser.add_argument("--only", choices=("kill", "snapshots"))
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "recovery.json")
     options = parser.parse_args()
-    compare.make_peer()
-    figures: dict[str, Any] = {"machine": compare.machine()}
+    TENSORFLOW.make()
+    figures: dict[str, Any] = {"machine": machine.description()}
     with tempfile.TemporaryDirectory(prefix="drumbeat-recovery-") as folder:
         data = Path(folder) / "digits.npz"
         digits: Any = load_digits()
