@@ -18,8 +18,8 @@ class Bridge:
 
     TensorFlow keeps stateful operations that use no resource in order among
     themselves, but not relative to calls of functions and loops that use one,
-    such as a variable. It orders all that use the same resource: so each call
-    writes a counter before and after, and is between its two writes.
+    such as a variable. It orders all that use the same resource: so each call reads
+    a counter before and writes it after, and the next one reads what this one wrote.
     """
 
     def __init__(self, *, on_device: bool) -> None:
@@ -56,19 +56,19 @@ class Bridge:
         self, body: Body, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.TensorSpec]
     ) -> list[tf.Tensor]:
         token = self._get_token()
-        one = tf.ones([], tf.int64)
-        tf.raw_ops.AssignAddVariableOp(resource=token, value=one)
         order = tf.raw_ops.ReadVariableOp(resource=token, dtype=tf.int64)
 
         def run(*args: Any) -> list[Any]:
-            # A result that a graph can wait for, even if the body returns nothing.
-            return [*body(*args[1:]), 0]
+            # A result that a graph can wait for, where the body returns nothing.
+            return body(*args) or [0]
 
         dtypes = [spec.dtype for spec in outputs]
         wrap = tf.py_function if self._on_device else tf.numpy_function
-        *results, done = wrap(run, [order, *inputs], [*dtypes, tf.int64])
-        with tf.control_dependencies([done]):
-            tf.raw_ops.AssignAddVariableOp(resource=token, value=one)
+        with tf.control_dependencies([order]):
+            results = wrap(run, list(inputs), dtypes or [tf.int64])
+        with tf.control_dependencies([results[0]]):
+            tf.raw_ops.AssignAddVariableOp(resource=token, value=tf.ones([], tf.int64))
+        results = results[: len(dtypes)]
         for result, spec in zip(results, outputs, strict=True):
             result.set_shape(spec.shape)
         return results
