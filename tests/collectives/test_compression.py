@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from drumbeat.cluster.compression import NONE
 from drumbeat.collectives.compression.choice import STRONG, best
+from drumbeat.collectives.compression.halves import Float16
 from drumbeat.collectives.compression.pieces import PIECE_ELEMENTS, Piece, cut
 
 from . import test_communicators
@@ -51,6 +53,19 @@ def test_on_every_rank(kind: str, size: int, tmp_path: Path, monkeypatch) -> Non
 )
 def test_the_rule(times_ms: dict[str, list[float]], chosen: str) -> None:
     assert best(times_ms) == chosen
+
+
+@pytest.mark.parametrize("size", [1e-9, 1e-7, 3e-5, 1.0, 3e4])
+def test_float16_is_rounded_as_numpy_does(size: float) -> None:
+    values = (size * np.random.default_rng(1).standard_normal(5000)).astype(np.float32)
+    values[:6] = [0, -0.0, 2**-14, 2**-25, 1 + 2**-11, 1 + 3 * 2**-11]
+    row, codec = np.zeros(10_048, np.uint8), Float16()
+    left = values.copy()
+    codec.encode([left], [5000], row)
+    rounded = np.clip(values, -65504, 65504).astype(np.float16)
+    assert (row.view(np.uint16)[:5000] == rounded.view(np.uint16)).all()
+    np.testing.assert_array_equal(left, values - rounded.astype(np.float32))
+    assert codec.is_finite(row, [5000])
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])

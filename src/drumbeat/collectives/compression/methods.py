@@ -5,7 +5,7 @@ from __future__ import annotations
 from drumbeat.cluster.compression import BFLOAT16, FLOAT16, INT8, POWERSGD, TOPK, Compress
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.compression.bytes8 import Bytes
-from drumbeat.collectives.compression.halves import Halves
+from drumbeat.collectives.compression.halves import BFloat16, Float16
 from drumbeat.collectives.compression.largest import Largest
 from drumbeat.collectives.compression.low_rank import LowRank
 from drumbeat.collectives.compression.method import Method
@@ -24,8 +24,8 @@ def make(communicator: Communicator, group: Group) -> Method:
     if how.method == POWERSGD:
         return LowRank(communicator, group, how.rank)
     codecs = {
-        BFLOAT16: Halves.bfloat16,
-        FLOAT16: Halves.float16,
+        BFLOAT16: BFloat16,
+        FLOAT16: Float16,
         INT8: Bytes,
         TOPK: lambda: Largest(how.ratio),
     }
