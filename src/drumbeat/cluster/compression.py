@@ -40,7 +40,8 @@ class Compress:
         Raises:
             ConfigError: There is no such method, or its number can't be used.
         """
-        method, colon, number = text.partition(":")
+        # A script may give anything.
+        method, colon, number = str(text).partition(":")
         if method not in CHOICES:
             near = difflib.get_close_matches(method.lower(), CHOICES, n=1)
             hint = f" Did you mean {near[0]}?" if near else ""

@@ -11,7 +11,7 @@ class CollectiveTimes:
 
     Attributes:
         waiting_s: From this worker's arrival at a collective until all had come.
-        transfer_s: From then until the results were there.
+        transfer_s: From then until the results were there, and what compressing gradients took.
         calls: Collectives that were begun.
         bytes_sent: What this worker brought to them, before any algorithm's copies.
     """
