@@ -10,7 +10,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -30,6 +30,9 @@ from tensorflow.python.data.experimental.ops.distribute import (  # pyright: ign
 # Keras and AutoGraph take other paths for iterators that aren't TensorFlow's own.
 from tensorflow.python.data.ops import iterator_ops  # pyright: ignore[reportMissingImports]
 
+# How elements that aren't plain tensors go into and come out of the functions of maps.
+from tensorflow.python.data.util import structure  # pyright: ignore[reportMissingImports]
+
 # What every strategy outside of TensorFlow has to build on.
 # A dataset of theirs is looked into where they have one replica.
 from tensorflow.python.distribute import (
@@ -43,8 +46,9 @@ from tensorflow.python.distribute.values import (  # pyright: ignore[reportMissi
 )
 from tensorflow.python.eager import context  # pyright: ignore[reportMissingImports]
 
-# Which operations have state: no public list says it.
+# Which operations have state: no public list says it, nor whether they are deterministic.
 from tensorflow.python.framework import (
+    config,  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
     op_def_registry,  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 )
 
@@ -65,6 +69,7 @@ __all__ = [
     "UpdateContext",
     "WrappedDataset",
     "abort_collectives",
+    "add_function",
     "all_gather_v2",
     "all_reduce_v2",
     "all_to_all_v2",
@@ -77,15 +82,19 @@ __all__ = [
     "dataset_kind",
     "dataset_number",
     "dataset_tensors",
+    "element_of",
     "global_generator",
     "global_seed",
+    "is_op_determinism",
     "join_cluster",
+    "map_function",
     "operation_seeds",
     "put_back_operation_seeds",
     "rebuilt",
     "resliced",
     "shifted_seed",
     "stateful_ops",
+    "tensors_of",
     "thread_scopes",
     "undistributed",
     "wrap_checkpoint_write",
@@ -221,6 +230,47 @@ def stateful_ops(dataset: Any) -> set[str]:
             found.update(node.op for node in inner.node_def)
     known = {name: op_def_registry.get(name) for name in found}
     return {name for name, known_as in known.items() if known_as is None or known_as.is_stateful}
+
+
+class MapFunction(NamedTuple):
+    """What a map calls.
+
+    Attributes:
+        given: Type specification of what it gets.
+        returned: Of what it returns.
+        function: The traced function, from the `tensors_of` the one to those of the other.
+    """
+
+    given: Any
+    returned: Any
+    function: Any
+
+
+def map_function(dataset: Any) -> MapFunction:
+    """What `dataset`, of a kind of map, calls for each element."""
+    own = dataset._map_func
+    return MapFunction(own._input_structure, own.output_structure, own.function)
+
+
+def tensors_of(spec: Any, element: Any) -> list[Any]:
+    """An element of the type specification `spec` as functions of datasets get it."""
+    return structure.to_tensor_list(spec, element)
+
+
+def element_of(spec: Any, tensors: list[Any]) -> Any:
+    """Inverse of `tensors_of`."""
+    return structure.from_tensor_list(spec, tensors)
+
+
+def add_function(definition: Any) -> None:
+    """Makes a function known to this process by its name, from its FunctionDef."""
+    if not _context().has_function(definition.signature.name):
+        _context().add_function_def(definition)
+
+
+def is_op_determinism() -> bool:
+    """Whether `tf.config.experimental.enable_op_determinism` has been called."""
+    return config.is_op_determinism_enabled()
 
 
 all_reduce_v2 = collective_ops.all_reduce_v2

@@ -186,6 +186,22 @@ def unknown_length():
 
 
 @kind
+def mapped():
+    """Each worker maps its own rows; the last batch has fewer, and the data an end of its own."""
+    trained = model()
+    numbers = tf.data.Dataset.range(ROWS - 3).shuffle(ROWS)
+    data = numbers.map(lambda i: (x_of[i] * 2, y_of[i]), num_parallel_calls=2).batch(BATCH)
+    drawn = numbers.map(lambda i: (x_of[i], y_of[i])).repeat().batch(BATCH)
+    history = trained.fit(data, epochs=EPOCHS // 2, verbose=0, validation_data=data.take(3))
+    half = STEPS // 2
+    more = trained.fit(drawn, epochs=2, steps_per_epoch=half // 2, verbose=0)
+    return outcome(trained, history, more=more.history["loss"])
+
+
+x_of, y_of = tf.constant(x), tf.constant(y)
+
+
+@kind
 def cached():
     trained = model()
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS).cache().batch(BATCH)

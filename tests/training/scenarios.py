@@ -322,6 +322,47 @@ def files_and_records_in_one_order():
     )
 
 
+# Every worker ran the maps of a tf.data pipeline for all rows, so that more workers didn't
+# make an expensive map any faster.
+@scenario
+def maps_run_for_own_rows():
+    x, y = data(103)
+    mapped = []
+
+    def noted(number):
+        seen = tf.numpy_function(
+            lambda n: mapped.append(int(n)) or n, [number], tf.int64, stateful=False
+        )
+        seen.set_shape([])
+        return x_of[seen] * 2, y_of[seen]
+
+    x_of, y_of = tf.constant(x), tf.constant(y)
+    numbers = tf.data.Dataset.range(103).shuffle(103, seed=4)
+    model = dense_model(steps_per_execution=3)
+    history = model.fit(
+        numbers.map(noted, num_parallel_calls=2).batch(32).prefetch(2),
+        epochs=2,
+        verbose=0,
+        validation_data=tf.data.Dataset.range(41)
+        .map(lambda i: (x_of[i] * 2, y_of[i]))
+        .filter(lambda *_: True)
+        .batch(8),
+    )
+    fitted = len(mapped)
+    numbered = tf.data.Dataset.range(41).enumerate().map(noted_as_row).batch(8).repeat(2)
+    return outcome(
+        model,
+        history,
+        predictions=model.predict(numbered, verbose=0),
+        own_mapped=np.array(mapped[:fitted]),
+        own_obstacles=np.array(strategy.extended.inputs.obstacles),
+    )
+
+
+def noted_as_row(number, count):
+    return tf.cast(tf.stack([number, count, 1, 2, 3, 4]), tf.float32)
+
+
 @scenario
 def data_that_cannot_be_fitted():
     x, y = data(50)

@@ -214,6 +214,15 @@ def test_ordered_data_is_read_once(outcomes: Path, size: int) -> None:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES[:2])
+def test_each_row_is_mapped_by_one_worker_only(outcomes: Path, size: int) -> None:
+    ranks = each_rank(outcomes, "maps_run_for_own_rows", size)
+    mapped = [rank["own_mapped"] for rank in ranks]
+    assert sorted(np.concatenate(mapped)) == sorted([*range(103)] * 2)
+    assert [len(own) for own in mapped] == ([206] if size == 1 else [104, 102])
+
+
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("size", SIZES)
 def test_strategy_interface(outcomes: Path, size: int) -> None:
     numbers = np.arange(1, size + 1, dtype=np.float64)

@@ -61,6 +61,7 @@ def test_killed_trainings_come_to_the_same(tmp_path: Path) -> None:
             2,
             [(0, 33), (1, STEPS + 27), (0, 2 * STEPS + 33), (1, 3 * STEPS + 24)],
         ),
+        (["mapped", "mapped"], 2, [(0, 7), (1, 13), (0, 36), (1, STEPS + 33)]),
         (
             ["eager", "accumulated_in_half_precision", "python_dataset"],
             2,

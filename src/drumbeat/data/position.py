@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat.tf_internals import (
+    WrappedDataset,
     dataset_inputs,
     dataset_kind,
     dataset_number,
@@ -25,7 +26,7 @@ from drumbeat.tf_internals import (
 
 # Operations that count as having state, and yet give what follows the same results whether
 # they run for an element or not. What calls other functions is looked into.
-_HARMLESS = frozenset(
+HARMLESS = frozenset(
     {
         *("Assert", "Print", "PrintV2"),
         *("ReadVariableOp", "VarIsInitializedOp", "ResourceGather", "ResourceGatherNd"),
@@ -36,6 +37,26 @@ _HARMLESS = frozenset(
 # Rows of tensors are slices of the same memory where each is a multiple of this long.
 _ALIGNED_BYTES = 64
 _FEW_BYTES = 2**24
+
+
+class GoingOnDataset(WrappedDataset):
+    """A dataset of our own that knows how to begin later.
+
+    Args:
+        dataset: What yields the elements.
+        source: What that reads from. Apart from where it stands in it, there is no state.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset, source: tf.data.Dataset) -> None:
+        self.source = source
+        super().__init__(dataset)
+
+    def _inputs(self) -> list[Any]:
+        return [self.source]
+
+    def starting_at(self, elements: int) -> tf.data.Dataset | None:
+        """Without its first `elements`, at least 1; None where they have to be run through."""
+        raise NotImplementedError
 
 
 def starting_at(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
@@ -60,8 +81,11 @@ def starting_at(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
     """
     if batches == 0:
         return dataset
-    later = _LATER.get(dataset_kind(dataset))
-    moved = None if later is None else later(dataset, batches)
+    if isinstance(dataset, GoingOnDataset):
+        moved = dataset.starting_at(batches)
+    else:
+        later = _LATER.get(dataset_kind(dataset))
+        moved = None if later is None else later(dataset, batches)
     if moved is None or moved.element_spec != dataset.element_spec:
         return dataset.skip(batches)
     return moved
@@ -69,14 +93,15 @@ def starting_at(dataset: tf.data.Dataset, batches: int) -> tf.data.Dataset:
 
 def _without_state(dataset: Any) -> bool:
     """Whether each iterator of `dataset` yields the same, and leaves nothing behind."""
-    if dataset_kind(dataset) not in _LATER or not _calls_alike(dataset):
+    known = dataset_kind(dataset) in _LATER or isinstance(dataset, GoingOnDataset)
+    if not known or not _calls_alike(dataset):
         return False
     return all(_without_state(source) for source in dataset_inputs(dataset))
 
 
 def _calls_alike(dataset: Any) -> bool:
     """Whether the functions that `dataset` calls give the same for an element in any order."""
-    return stateful_ops(dataset) <= _HARMLESS
+    return stateful_ops(dataset) <= HARMLESS
 
 
 def _source(dataset: Any, count: int) -> tf.data.Dataset:

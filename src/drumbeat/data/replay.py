@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from drumbeat.data.distributed import DistributedDataset
 from drumbeat.data.ordered import OrderedDataset
-from drumbeat.data.position import starting_at
+from drumbeat.data.position import GoingOnDataset, starting_at
 from drumbeat.tf_internals import dataset_inputs, dataset_kind
 
 AnyDataset = tf.data.Dataset | DistributedDataset
@@ -134,7 +134,7 @@ def _drawing(
         yield dataset.with_options(_bare()), late
     if kind == "Cache" and is_over:
         return
-    is_over = is_over and kind in _TO_THE_END
+    is_over = is_over and (kind in _TO_THE_END or isinstance(dataset, GoingOnDataset))
     for source in dataset_inputs(dataset):
         yield from _drawing(source, is_over=is_over, late=late or kind in _LATE)
 

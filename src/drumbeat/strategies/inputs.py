@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from drumbeat.collectives.communicator import Communicator
+from drumbeat.data.at_source import NotAtSource, at_source
 from drumbeat.data.distributed import (
     DistributedDataset,
     OwnBatches,
@@ -30,6 +32,11 @@ _KEPT = (
     "shares='auto' has no effect on datasets of drumbeat.data: which rows a worker reads is "
     "settled ahead. They are shared out as %s; give shares as numbers to change that."
 )
+_ALL_ROWS = (
+    "Every worker runs the maps of a tf.data pipeline for all rows of each batch, not for its own "
+    "only: %s."
+)
+_AUTO = "with --shares auto it is settled late which rows of a batch are a worker's"
 
 
 class Inputs:
@@ -39,6 +46,7 @@ class Inputs:
         shares: How much of each global batch each worker takes.
         rebalancer: What adapts them; None where they stay.
         rows: Where the span of each batch that is handed out is recorded.
+        obstacles: Why workers run maps for rows that aren't theirs, as far as they do.
 
     Args:
         communicator: Of the workers.
@@ -49,8 +57,11 @@ class Inputs:
         self.shares = shares
         self.rebalancer: Rebalancer | None = None
         self.rows = BatchRows(communicator.rank, communicator.size)
+        self.obstacles: list[str] = []
         self._communicator = communicator
         self._bounds: Any = None
+        # To each dataset what a worker runs for its rows; None where it can't be told apart.
+        self._at_source: MutableMapping[Any, Any] = weakref.WeakKeyDictionary()
         self._whole = WholeBatches(self.rows, self._rows_of)
         self._placed = PlacedBatches(self.rows)
         self._own = OwnBatches(self.rows, self._agree_on_rows)
@@ -80,9 +91,29 @@ class Inputs:
                 dataset, lambda total: shares.rows_of(rank, total), self._placed, self._gather
             )
         own = shard(dataset, rank, size, self._all_agree)
-        if own is None:
+        if own is not None:
+            return DistributedDataset(own, self._own)
+        if dataset not in self._at_source:
+            self._at_source[dataset] = self._run_for_own_rows(dataset)
+        shared = self._at_source[dataset]
+        if shared is None:
             return DistributedDataset(in_one_order(dataset), self._whole)
-        return DistributedDataset(own, self._own)
+        return DistributedDataset(in_one_order(shared), self._placed)
+
+    def _run_for_own_rows(self, dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+        """See `at_source`; None where each worker has to run all of a pipeline."""
+        rank, shares = self._communicator.rank, self.shares
+        try:
+            if self.rebalancer is not None:
+                raise NotAtSource(_AUTO)
+            return at_source(dataset, rank, lambda total: shares.rows_of(rank, total))
+        except NotAtSource as why:
+            obstacle = str(why)
+            if obstacle and obstacle not in self.obstacles:
+                self.obstacles.append(obstacle)
+                if rank == 0:
+                    logger.info(_ALL_ROWS, obstacle)
+            return None
 
     def from_function(self, function: Callable[[tf.distribute.InputContext], Any]) -> Any:
         """This worker's view of the batches that it makes for itself."""
