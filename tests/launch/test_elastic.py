@@ -172,7 +172,7 @@ def test_node_0_comes_back_to_a_job_that_has_shrunk(pair):
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("mode", ["plain", "exact"])
+@pytest.mark.parametrize("mode", ["plain", "exact", "compressed"])
 def test_the_curve_goes_on_with_fewer_workers_and_with_more(pair, mode):
     options = ("--exact-shards", "6") if mode == "exact" else ()
     preload = "drumbeat.training.unmodified"
@@ -188,6 +188,8 @@ def test_the_curve_goes_on_with_fewer_workers_and_with_more(pair, mode):
         timeout_s=100,
     )
     assert alone.code == 0, alone.out
+    if mode == "compressed":
+        options = ("--compress", "bf16")
     how = {"preload": preload, "options": ("--snapshot-every", "3", *options)}
     jobs = three(pair, TRAIN, "0.7", "disturbed", mode, **how)
     jobs[0].wait_for_output("worker-0", "after 0 4 of 3", 100)
@@ -198,6 +200,8 @@ def test_the_curve_goes_on_with_fewer_workers_and_with_more(pair, mode):
     assert [result.code for result in results] == [0, 0, 0], results[0].out
     assert "after 2 9 of 3" in results[2].out
     expected = json.loads((pair.jobs.folder / "alone-0.json").read_text())
+    # bf16 has 8 bits, and Adam makes the same step of a small gradient as of a large one.
+    rounding = 2e-2 if mode == "compressed" else 1e-6
     for rank in range(3):
         found = json.loads((pair.jobs.folder / f"disturbed-{rank}.json").read_text())
         if mode == "exact":
@@ -205,6 +209,6 @@ def test_the_curve_goes_on_with_fewer_workers_and_with_more(pair, mode):
             continue
         assert (found["steps"], found["epochs"]) == (30, [0, 1, 2])
         for name, curve in expected["history"].items():
-            np.testing.assert_allclose(found["history"][name], curve, rtol=1e-6)
+            np.testing.assert_allclose(found["history"][name], curve, rtol=rounding)
         for mine, theirs in zip(found["weights"], expected["weights"], strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(mine, theirs, rtol=rounding, atol=rounding)
