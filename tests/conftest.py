@@ -20,6 +20,8 @@ RUN_MARK = "DRUMBEAT_TEST_RUN"
 os.environ[RUN_MARK] = uuid.uuid4().hex
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["KERAS_BACKEND"] = "tensorflow"
+# Nothing can be kept there: jobs of tests take the usual settings, and measure nothing.
+os.environ["XDG_CACHE_HOME"] = os.devnull
 
 # Set by imports of TensorFlow, Keras, h5py and scikit-learn, and by pytest itself.
 SET_BY_OTHERS = {

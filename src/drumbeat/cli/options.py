@@ -10,6 +10,7 @@ import typer
 
 from drumbeat import __version__
 from drumbeat.cli.check import check
+from drumbeat.cli.tune import tune
 from drumbeat.cluster.compression import METAVAR
 from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, EXACT_SHARDS
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
@@ -322,3 +323,4 @@ app.command(
     no_args_is_help=True,
     options_metavar="[OPTIONS] [--]",
 )(check)
+app.command()(tune)

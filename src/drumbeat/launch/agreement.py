@@ -36,6 +36,7 @@ class Standing:
         snapshot: Step of the newest snapshot on this node; -1 for none.
         fired: Bit i is set where fault i of `--inject` is known to have happened.
         nodes: Ranks of the nodes that took part in that attempt.
+        onednn: TF_ENABLE_ONEDNN_OPTS of this node's workers, which decides how they round.
     """
 
     job_id: str = ""
@@ -45,6 +46,7 @@ class Standing:
     snapshot: int = -1
     fired: int = 0
     nodes: tuple[int, ...] = ()
+    onednn: str = ""
 
     @property
     def attempts(self) -> int:
@@ -64,6 +66,8 @@ class Agreement:
         fired: As in `Standing`, of all nodes.
         left: Ranks of nodes that took part in the last attempt, and are absent now.
         new: Ranks of those that did not, and are here now.
+        onednn: TF_ENABLE_ONEDNN_OPTS of the job: what its workers have had so far, else that
+            of the first node.
     """
 
     job_id: str
@@ -73,6 +77,7 @@ class Agreement:
     fired: int
     left: tuple[int, ...] = ()
     new: tuple[int, ...] = ()
+    onednn: str = ""
 
 
 _HISTORY = TypeAdapter(tuple[Ended, ...])
@@ -88,6 +93,7 @@ def to_values(standing: Standing, node_rank: int, num_nodes: int) -> dict[str, s
         "snapshot": standing.snapshot,
         "fired": standing.fired,
         "nodes": list(standing.nodes),
+        "onednn": standing.onednn,
     }
     if standing.failure is not None:
         event = standing.failure.to_event()
@@ -141,6 +147,7 @@ def agree(standings: list[Standing], here: tuple[int, ...] = ()) -> Agreement:
         fired=functools.reduce(operator.or_, (standing.fired for standing in standings)),
         left=left,
         new=new,
+        onednn=(next((s for s in standings if s.job_id), None) or standings[0]).onednn,
     )
 
 
@@ -156,6 +163,7 @@ def _parse(text: str) -> Standing:
             snapshot=int(content["snapshot"]),
             fired=int(content["fired"]),
             nodes=tuple(int(rank) for rank in content["nodes"]),
+            onednn=str(content["onednn"]),
         )
     except (ValueError, TypeError, KeyError, ValidationError) as error:
         raise RendezvousError(

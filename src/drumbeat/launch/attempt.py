@@ -21,6 +21,7 @@ from drumbeat.launch.pmi import PmiServer, mpi_environment, shared_memory_path
 from drumbeat.launch.processes import ParentError, ParentProcess
 from drumbeat.launch.rendezvous import Client
 from drumbeat.launch.settings import RunSettings
+from drumbeat.launch.tuning import Cache
 from drumbeat.launch.watch import Watch, Worker
 from drumbeat.state.memory import FDS_VARIABLE as MEMORY_VARIABLE
 from drumbeat.state.memory import SnapshotMemory
@@ -42,6 +43,8 @@ class Machine:
         mpi: Whether mpi4py is installed.
         environ: Its environment.
         folder: Its working folder.
+        cpu_limit: See `machine.cpu_limit`.
+        cache: What was measured on it; None to measure nothing.
     """
 
     cpus: tuple[int, ...]
@@ -49,6 +52,14 @@ class Machine:
     mpi: bool
     environ: Mapping[str, str]
     folder: Path
+    cpu_limit: float | None = None
+    cache: Cache | None = None
+
+    def share(self, local_rank: int, local_world_size: int) -> environment.Share:
+        """The part of it that one of its workers gets, see `environment.share_of`."""
+        return environment.share_of(
+            self.cpus, self.gpus, local_rank, local_world_size, self.cpu_limit
+        )
 
 
 class Attempt:
@@ -67,6 +78,7 @@ class Attempt:
         job_id: Names the job; 16 hexadecimal digits.
         number: From 1; names the attempt among those of the job.
         fired: Bit i is set where fault i of the settings has happened in earlier attempts.
+        chosen: See `environment.parent_variables`.
 
     Attributes:
         fired: The same with those of this attempt, once `close` has returned.
@@ -87,6 +99,7 @@ class Attempt:
         job_id: str,
         number: int = 1,
         fired: int = 0,
+        chosen: Mapping[str, str] = environment.NONE_CHOSEN,
     ) -> None:
         self._settings = settings
         self._machine = machine
@@ -99,6 +112,7 @@ class Attempt:
         self._collectives = collectives
         self._job_id = job_id
         self._number = number
+        self._chosen = chosen
         self._cluster = cluster_of(settings, client.roster)
         self._tasks = local_tasks(settings, client.roster, self._cluster)
         self._pmi: PmiServer | None = None
@@ -327,9 +341,8 @@ class Attempt:
         machine, settings = self._machine, self._settings
         worker = environment.worker_environment(
             environ=machine.environ,
-            share=environment.share_of(
-                machine.cpus, machine.gpus, task.local_rank, len(self._tasks)
-            ),
+            share=machine.share(task.local_rank, len(self._tasks)),
+            chosen=self._chosen,
             identity=self._identity(task),
             tf_config=task.tf_config,
             mpi=mpi,

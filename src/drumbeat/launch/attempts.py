@@ -24,6 +24,7 @@ from drumbeat.launch.plan import sync_sizes, tasks_on_node
 from drumbeat.launch.processes import ParentError, ParentProcess
 from drumbeat.launch.rendezvous import JobOver, NodesLost
 from drumbeat.launch.settings import RunSettings
+from drumbeat.launch.tuner import Tuner
 from drumbeat.launch.watch import Watch
 from drumbeat.state.memory import SnapshotMemory
 from drumbeat.state.step_times import summary as time_use
@@ -115,6 +116,8 @@ class Attempts:
         self._withdraws = False
         self._keeps_backups = False
         self._telling: asyncio.Future[None] | None = None
+        share = machine.share(0, self._task_count)
+        self._tuner = Tuner(settings, machine, share, run_dir, console.note)
         self._ready = asyncio.Event()
         self.meeting = Meeting(settings, on_waiting=console.note, ready=self._ready)
         self.current: Attempt | None = None
@@ -132,6 +135,7 @@ class Attempts:
                 outcome = await self._agree()
                 if outcome is not None:
                     return outcome
+                await self._have_parent()  # in the environment that all agree on
                 failures = await self._train()
             except NodesLost as error:
                 failures = [self.meeting.lost_failure(error)]
@@ -207,13 +211,27 @@ class Attempts:
             await asyncio.gather(*work, return_exceptions=True)
 
     async def _have_parent(self) -> None:
-        if self._parent is not None and self._parent.is_alive:
+        """Has the parent ready, in the environment that is chosen by now."""
+        if self._parent is not None and self._parent.is_alive and not self._tuner.is_changed:
             return
+        imported = asyncio.get_running_loop().create_future()
+        measured = asyncio.ensure_future(self._tuner.settle(imported))
+        try:
+            await self._import()
+            imported.set_result(None)
+            await measured
+            if self._tuner.is_changed:
+                await self._import()
+        finally:
+            measured.cancel()
+            await asyncio.gather(measured, return_exceptions=True)
+        self._ready.set()
+
+    async def _import(self) -> None:
         settings = self._settings
         if self._parent is not None:
             self._parent.kill()
-        share = environment.share_of(self._machine.cpus, self._machine.gpus, 0, self._task_count)
-        variables = environment.parent_variables(self._machine.environ, share)
+        variables = self._tuner.variables()
         log = self._run_dir / _log_name("parent", settings.node_rank)
         for tries_left in reversed(range(PARENT_TRIES)):
             self._parent = ParentProcess.start(variables, self._preload, log)
@@ -224,7 +242,6 @@ class Attempts:
             )
             try:
                 await self._parent.ready(settings.start_timeout_s)
-                self._ready.set()
                 return
             except ParentError as error:
                 # What it can't import, it never can; a kill is chance, as it is of a worker.
@@ -298,6 +315,7 @@ class Attempts:
             job_id=self._standing.job_id or settings.job_id,
             snapshot=self._memory.newest_step(),
             fired=self._fired,
+            onednn=self._tuner.onednn,
         )
         values = agreement.to_values(mine, settings.node_rank, settings.nodes)
         self._fences += 1
@@ -313,6 +331,7 @@ class Attempts:
         here = self.meeting.present
         agreed = agreement.agree(agreement.from_values(found), here)
         self._fired |= agreed.fired
+        self._tuner.adopt(agreed.onednn)
         self._standing = Standing(
             job_id=agreed.job_id or client.job_id, history=agreed.history, nodes=here
         )
@@ -354,6 +373,7 @@ class Attempts:
             job_id=self._standing.job_id,
             number=self._standing.attempts + 1,
             fired=self._fired,
+            chosen=self._tuner.chosen,
         )
         self.meeting.release_ports()
         try:

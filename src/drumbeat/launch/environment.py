@@ -21,6 +21,8 @@ NVIDIA_SMI_TIMEOUT_S = 20.0
 # as INFO and WARNING, which 2 hides, and on machines without a GPU as an ERROR, which 3 hides.
 LOG_LEVEL_VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+ONEDNN_VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
+NONE_CHOSEN: Mapping[str, str] = {}
 # The token opens the job's rendezvous; a script has no use for it and may print its environment.
 SECRET_VARIABLES = ("DRUMBEAT_TOKEN",)
 
@@ -54,7 +56,11 @@ class WorkerEnvironment:
 
 
 def share_of(
-    cpus: Sequence[int], gpus: Sequence[str], local_rank: int, local_world_size: int
+    cpus: Sequence[int],
+    gpus: Sequence[str],
+    local_rank: int,
+    local_world_size: int,
+    limit: float | None = None,
 ) -> Share:
     """The CPUs and the GPU of worker `local_rank` of `local_world_size` on a node.
 
@@ -63,13 +69,20 @@ def share_of(
     workers wait for the slowest of them anyway. With fewer CPUs than workers,
     CPUs go round, as GPUs do.
 
+    Where a container may use less than the CPUs it sees, threads are as many as its limit
+    leaves, and run anywhere: other containers, told nothing either, would choose the same
+    CPUs.
+
     Args:
         cpus: Numbers of the CPUs the agent may use, ascending; empty if unknown.
         gpus: Names of the node's GPUs.
         local_rank: 0 to `local_world_size - 1`.
         local_world_size: At least 1.
+        limit: See `machine.cpu_limit`.
     """
     gpu = gpus[local_rank % len(gpus)] if gpus else None
+    if limit is not None and limit < len(cpus):
+        return Share(cpus=(), threads=max(int(limit / local_world_size), 1), gpu=gpu)
     if not cpus:
         return Share(cpus=(), threads=1, gpu=gpu)
     size = len(cpus) // local_world_size
@@ -79,7 +92,14 @@ def share_of(
     return Share(cpus=tuple(cpus[start : start + size]), threads=size, gpu=gpu)
 
 
-def parent_variables(environ: Mapping[str, str], share: Share) -> dict[str, str]:
+def usual_variables(share: Share) -> dict[str, str]:
+    """The settings of TensorFlow that a worker has unless another is measured to be better."""
+    return {**{name: str(share.threads) for name in THREAD_VARIABLES}, ONEDNN_VARIABLE: "1"}
+
+
+def parent_variables(
+    environ: Mapping[str, str], share: Share, chosen: Mapping[str, str] = NONE_CHOSEN
+) -> dict[str, str]:
     """The environment of the process that imports TensorFlow before the workers are forked.
 
     A variable that the user has set stays as it is.
@@ -88,9 +108,9 @@ def parent_variables(environ: Mapping[str, str], share: Share) -> dict[str, str]
         environ: The agent's own environment.
         share: The share of one worker: TensorFlow reads some of its settings,
             and others count their threads, when their library is loaded.
+        chosen: What is set otherwise than usual, see `Tuner`.
     """
-    variables = {name: str(share.threads) for name in THREAD_VARIABLES}
-    variables["TF_ENABLE_ONEDNN_OPTS"] = "1"
+    variables = {**usual_variables(share), **chosen}
     variables[LOG_LEVEL_VARIABLE] = "3" if share.gpu is None else "2"
     variables.update(environ)
     for name in SECRET_VARIABLES:
@@ -105,6 +125,7 @@ def worker_environment(
     identity: Identity,
     tf_config: str | None,
     mpi: Mapping[str, str] | None = None,
+    chosen: Mapping[str, str] = NONE_CHOSEN,
 ) -> WorkerEnvironment:
     """The environment of one worker.
 
@@ -115,8 +136,9 @@ def worker_environment(
         identity: Who it is.
         tf_config: The job as this task sees it, JSON; None to have no TF_CONFIG.
         mpi: Variables of the MPI library; None without MPI.
+        chosen: See `parent_variables`.
     """
-    variables = parent_variables(environ, share)
+    variables = parent_variables(environ, share, chosen)
     if share.gpu is not None:
         variables["CUDA_VISIBLE_DEVICES"] = share.gpu
     variables.pop("TF_CONFIG", None)

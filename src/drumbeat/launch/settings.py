@@ -134,6 +134,7 @@ class RunSettings:
         notes: For the log.
         job_id: Of a job that goes on from its backups, 16 hexadecimal digits; "" for a new
             one.
+        onednn: TF_ENABLE_ONEDNN_OPTS that such a job had; "" for a new one.
     """
 
     command: str
@@ -168,6 +169,7 @@ class RunSettings:
     lone_task: Task | None = None
     notes: tuple[str, ...] = ()
     job_id: str = ""
+    onednn: str = ""
 
 
 def plan_run(

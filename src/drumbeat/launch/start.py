@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import math
 import os
 import secrets
 import sys
@@ -18,8 +19,10 @@ from drumbeat.launch import environment, files
 from drumbeat.launch.agent import Agent, Outcome
 from drumbeat.launch.attempt import Machine
 from drumbeat.launch.console import Console
+from drumbeat.launch.machine import cpu_limit
 from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
 from drumbeat.launch.signals import exit_quietly
+from drumbeat.launch.tuning import Cache
 from drumbeat.state.backups import Backups
 from drumbeat.state.folders import open_folder
 
@@ -49,7 +52,8 @@ def run_job(
     Raises:
         ConfigError: The arguments or the environment can't be used.
     """
-    return supervise(arguments, environ, argv=argv, preload=preload).code
+    cache = Cache.of_user(environ)
+    return supervise(arguments, environ, argv=argv, preload=preload, cache=cache).code
 
 
 def supervise(
@@ -61,6 +65,7 @@ def supervise(
     output_fd: int = STDOUT_FD,
     enough: Callable[[], bool] | None = None,
     limit_s: float | None = None,
+    cache: Cache | None = None,
 ) -> Outcome:
     """As `run_job`, for callers that want to know how the job ended and when to end it.
 
@@ -72,14 +77,17 @@ def supervise(
         output_fd: Where the job's output goes.
         enough: Asked often; the job is ended, with code 0, once it says True.
         limit_s: The job is ended, with code `LIMIT_CODE`, when it has taken that long.
+        cache: What was measured on this machine; None to use the usual settings, and to
+            measure nothing.
 
     Raises:
         ConfigError: The arguments or the environment can't be used, or the folder for
             backups.
     """
-    cpus = allowed_cpus()
+    cpus, limit = allowed_cpus(), cpu_limit()
     now = datetime.now()
-    settings = plan_run(arguments, environ, cpus=len(cpus), now=now)
+    usable = len(cpus) if limit is None else min(len(cpus), math.ceil(limit))
+    settings = plan_run(arguments, environ, cpus=usable, now=now)
     if settings.backup_dir is not None and settings.node_rank == 0:
         settings = _with_seed_of_backup(settings, settings.backup_dir)
     run_dir = files.make_run_dir(settings)
@@ -89,6 +97,8 @@ def supervise(
         mpi=environment.mpi_is_installed(),
         environ=environ,
         folder=Path.cwd(),
+        cpu_limit=limit,
+        cache=cache,
     )
     job_file = files.job_file(run_dir, settings.node_rank)
     record = files.describe_run(
@@ -119,6 +129,8 @@ def supervise(
 def _with_seed_of_backup(settings: RunSettings, backup_dir: str) -> RunSettings:
     """A job that goes on from a backup is seeded as before: its data comes in the same order.
 
+    And it computes with the same kernels, whatever is fastest here.
+
     Raises:
         ConfigError: The folder can't be used.
         StateError: It can't be read.
@@ -126,6 +138,8 @@ def _with_seed_of_backup(settings: RunSettings, backup_dir: str) -> RunSettings:
     folder = open_folder(backup_dir)
     folder.check()
     about = Backups(folder).newest_about()
+    if about is not None and about.onednn in ("0", "1") and settings.exact is None:
+        settings = dataclasses.replace(settings, onednn=about.onednn)
     if about is None or about.seed is None or about.seed == settings.seed:
         return settings
     if settings.seed is not None:

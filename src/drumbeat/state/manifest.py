@@ -26,6 +26,8 @@ class About:
         world_size: How many workers wrote it.
         seed: What the workers were seeded with; None for nothing. A job that goes on
             from the backup needs the same one for the same order of data.
+        onednn: TF_ENABLE_ONEDNN_OPTS of the workers, which decides how they round; "" for
+            TensorFlow's default.
         finished: The phase was at its end.
         drumbeat: The version that wrote it.
         time: When, ISO 8601 in UTC.
@@ -37,6 +39,7 @@ class About:
     epoch: int
     world_size: int
     seed: int | None = None
+    onednn: str = ""
     finished: bool = False
     drumbeat: str = __version__
     time: str = ""

@@ -10,6 +10,7 @@ import atexit
 import datetime
 import logging
 import math
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -207,6 +208,7 @@ class Keeper:
             epoch=meta.get("epoch", 0),
             world_size=self._identity.world_size,
             seed=self._identity.seed,
+            onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", ""),
             finished=finished,
         )
         snapshot = None if finished else self._memory.packed(step)
