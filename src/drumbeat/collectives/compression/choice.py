@@ -83,7 +83,8 @@ class Choice:
         if self._communicator.rank == 0:
             self._kept[key] = method
             self._write(self._kept)
-            logger.info(_told(method, times_s, group))
+            # As a warning, because what is less is not shown unless a script asks for it.
+            logger.warning(_told(method, times_s, group))
         return method
 
     def _measured(self, method: str, group: Group) -> list[float]:
