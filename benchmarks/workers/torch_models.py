@@ -130,7 +130,7 @@ def _in_order(module: nn.Module) -> Iterator[nn.Module]:
     elif isinstance(module, Bottleneck) and not isinstance(module.short, nn.Identity):
         parts = list(_in_order(module.body))
         # In Keras a layer stands before those that are nearer to the output.
-        yield from (*parts[:-1], *_in_order(module.short), parts[-1])
+        yield from (*parts[:-2], *_in_order(module.short), *parts[-2:])
     elif list(module.children()) and not isinstance(module, nn.MultiheadAttention):
         for child in module.children():
             yield from _in_order(child)
