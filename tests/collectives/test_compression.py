@@ -25,6 +25,7 @@ SCRIPT = Path(__file__).with_name("compression_checks.py")
     [
         ("mpi", 2),
         pytest.param("mpi", 3, marks=pytest.mark.slow),
+        pytest.param("mpi", 4, marks=pytest.mark.slow),
         pytest.param("tensorflow", 2, marks=pytest.mark.slow),
         pytest.param("tensorflow", 3, marks=pytest.mark.slow),
     ],

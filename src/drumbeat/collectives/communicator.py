@@ -235,19 +235,30 @@ class Communicator(ABC):
             return row[None]
         return np.asarray(self._run("all_gather", row[None], name=name)[0])
 
-    def swap_rows(self, rows: np.ndarray, *, name: str = "") -> np.ndarray:
-        """Sends row r to worker r, and returns what the workers have sent here, by rank.
+    swaps_among_some = False
+    """Whether `swap_rows` takes `peers`."""
+
+    def swap_rows(
+        self, rows: np.ndarray, peers: Sequence[int] | None = None, *, name: str = ""
+    ) -> np.ndarray:
+        """Sends each row to a worker, and returns what the workers have sent here.
 
         Args:
-            rows: int32, [workers, n], alike in shape on all workers.
+            rows: int32, [peers, n], alike in shape on all workers.
+            peers: The ranks that they go to, ascending, and this worker among them, who are
+                each other's peers; None for all. Where it `swaps_among_some`.
             name: Label for error messages.
+
+        Returns:
+            Like `rows`, in the order of the peers.
 
         Raises:
             CollectiveError: See the class.
         """
         if self.size == 1:
             return rows
-        return np.asarray(self._run("all_to_all", rows, name=name)[0])
+        ranks = np.array(range(self.size) if peers is None else peers)
+        return np.asarray(self._run("all_to_all", rows, packed=[rows, ranks], name=name)[0])
 
     def _sum_arrays(self, arrays: Sequence[np.ndarray], name: str) -> list[Any]:
         return self._run("all_reduce", *arrays, op="sum", name=name)
@@ -277,8 +288,8 @@ class Communicator(ABC):
         """Concatenates rows; has to find out how many each worker has."""
 
     @abstractmethod
-    def _swap(self, call: Call, rows: Any) -> Any:
-        """Sends each row to the worker of its number; returns what came, by rank."""
+    def _swap(self, call: Call, rows: Any, peers: np.ndarray) -> Any:
+        """Sends each row to one of `peers`; returns what came from them, in their order."""
 
     def _run(
         self,
@@ -331,7 +342,7 @@ class Communicator(ABC):
             if kind == "all_gather":
                 return self._gather(call, data)
             if kind == "all_to_all":
-                return [self._swap(call, data[0])]
+                return [self._swap(call, *data)]
             return []
         finally:
             ended_s = time.monotonic()

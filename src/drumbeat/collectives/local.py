@@ -28,5 +28,5 @@ class LocalCommunicator(Communicator):
     def _gather(self, call: Call, values: list[Any]) -> list[Any]:
         raise AssertionError("a single worker has nothing to gather")
 
-    def _swap(self, call: Call, rows: Any) -> Any:
+    def _swap(self, call: Call, rows: Any, peers: Any) -> Any:
         raise AssertionError("a single worker has no one to swap with")

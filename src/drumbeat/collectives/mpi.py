@@ -298,10 +298,18 @@ class MpiCommunicator(Communicator):
         self._wait(requests, call, idle=False, keep=(results, arrays))
         return results
 
-    def _swap(self, call: Call, rows: Any) -> Any:
+    swaps_among_some = True
+
+    def _swap(self, call: Call, rows: Any, peers: np.ndarray) -> Any:
         flat = self._pool.take(call.specs, rows.nbytes)
         came = flat.view(rows.dtype).reshape(rows.shape)
-        request = self._start(lambda: self._comm.Ialltoall(rows, came), call)
+        if len(peers) == self.size:
+            request = self._start(lambda: self._comm.Ialltoall(rows, came), call)
+        else:
+            counts, starts = np.zeros((2, self.size), np.int64)
+            counts[peers], starts[peers] = rows.shape[1], rows.shape[1] * np.arange(len(peers))
+            where = (counts, starts)
+            request = self._start(lambda: self._comm.Ialltoallv([rows, where], [came, where]), call)
         self._wait([request], call, idle=False, keep=(rows, came))
         return came
 

@@ -17,6 +17,7 @@ from drumbeat.collectives.choose import communicator
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.compression.choice import Choice
 from drumbeat.collectives.compression.compression import Compression
+from drumbeat.collectives.compression.machines import Machines
 from drumbeat.data.shares import Shares
 from drumbeat.errors import ConfigError
 from drumbeat.state.waiting import WaitingNote
@@ -123,8 +124,10 @@ def _compress(made: DataParallelStrategy, asked: Compress, identity: Identity | 
     if not asked.is_on:
         return
     path = Path(identity.run_dir) / "compression.json" if identity and identity.run_dir else None
-    choice = Choice(made.communicator, path, 1 if identity is None else identity.attempt)
-    made.extended.gradient_sync.compression = Compression(made.communicator, asked, choice)
+    workers = made.communicator
+    machines = Machines.found(workers, 0 if identity is None else identity.local_rank)
+    choice = Choice(workers, machines, path, 1 if identity is None else identity.attempt)
+    made.extended.gradient_sync.compression = Compression(workers, asked, choice, machines)
 
 
 def _data_parallel(

@@ -14,6 +14,7 @@ import numpy as np
 
 from drumbeat.cluster.compression import BFLOAT16, INT8, NONE, POWERSGD, Compress
 from drumbeat.collectives.communicator import Communicator
+from drumbeat.collectives.compression.machines import Machines
 from drumbeat.collectives.compression.methods import make
 from drumbeat.collectives.compression.residuals import Group, zeros
 
@@ -57,12 +58,20 @@ class Choice:
 
     Args:
         communicator: Of the workers.
+        machines: Of the workers.
         path: Of a file of this job's, on the chief's node; None to keep nothing.
         attempt: Of the job, from 1.
     """
 
-    def __init__(self, communicator: Communicator, path: Path | None, attempt: int = 1) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        machines: Machines,
+        path: Path | None,
+        attempt: int = 1,
+    ) -> None:
         self._communicator = communicator
+        self._machines = machines
         self._path = path
         self._attempt = attempt
         self._kept: dict[str, str] | None = None
@@ -109,7 +118,7 @@ class Choice:
             return lambda: self._communicator.sum_arrays(gradients, name="compression")
         trial = Group(group.names, group.shapes)
         trial.use(method)
-        runner = make(self._communicator, trial)
+        runner = make(self._communicator, trial, self._machines)
         results = [zeros(shape) for shape in group.shapes]
         return lambda: runner.sum(gradients, results)
 

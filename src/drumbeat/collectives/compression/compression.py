@@ -14,6 +14,7 @@ from drumbeat.collectives.buckets import plan
 from drumbeat.collectives.buffers import BufferPool
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.compression.choice import Choice
+from drumbeat.collectives.compression.machines import Machines
 from drumbeat.collectives.compression.methods import make
 from drumbeat.collectives.compression.residuals import Group, Owner, group
 
@@ -34,12 +35,16 @@ class Compression:
         communicator: Of the workers.
         asked: What was asked for.
         choice: Decides where that is "auto".
+        machines: Of the workers.
     """
 
-    def __init__(self, communicator: Communicator, asked: Compress, choice: Choice) -> None:
+    def __init__(
+        self, communicator: Communicator, asked: Compress, choice: Choice, machines: Machines
+    ) -> None:
         self._communicator = communicator
         self._asked = asked
         self._choice = choice
+        self._machines = machines
         self._pool = BufferPool()
 
     @property
@@ -104,7 +109,7 @@ class Compression:
 
     def _summed(self, own: Group, arrays: Sequence[Any]) -> list[np.ndarray]:
         if own.runner is None:
-            own.runner = make(self._communicator, own)
+            own.runner = make(self._communicator, own, self._machines)
         times = self._communicator.times
         began_s, spent_s = time.monotonic(), times.spent_s
         results = self._room(own)

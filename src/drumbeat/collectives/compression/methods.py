@@ -8,17 +8,19 @@ from drumbeat.collectives.compression.bytes8 import Bytes
 from drumbeat.collectives.compression.halves import BFloat16, Float16
 from drumbeat.collectives.compression.largest import Largest
 from drumbeat.collectives.compression.low_rank import LowRank
+from drumbeat.collectives.compression.machines import Machines
 from drumbeat.collectives.compression.method import Method
 from drumbeat.collectives.compression.residuals import Group
 from drumbeat.collectives.compression.two_phase import TwoPhase
 
 
-def make(communicator: Communicator, group: Group) -> Method:
+def make(communicator: Communicator, group: Group, machines: Machines) -> Method:
     """What sums the gradients of `group` by its method.
 
     Args:
         communicator: Of the workers.
         group: Its method is one that compresses.
+        machines: Of the workers.
     """
     how = Compress.parse(group.method)
     if how.method == POWERSGD:
@@ -29,4 +31,4 @@ def make(communicator: Communicator, group: Group) -> Method:
         INT8: Bytes,
         TOPK: lambda: Largest(how.ratio),
     }
-    return TwoPhase(communicator, group, codecs[how.method]())
+    return TwoPhase(communicator, group, codecs[how.method](), machines)

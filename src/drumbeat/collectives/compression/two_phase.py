@@ -3,22 +3,29 @@
 What an all-gather of every worker's compressed gradients would carry grows with the number
 of workers. Here each worker sends every other one a part (reduce-scatter), and then its part
 of the sums (all-gather): compressed both times, together at most twice the size of one
-compressed gradient, for any number of workers.
+compressed gradient, for any number of workers. Where several workers share each of several
+machines, those of a machine first sum among themselves, unrounded, so that no more crosses
+from one machine to another than with one worker on each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.compression.codec import Codec, Exact
+from drumbeat.collectives.compression.machines import Machines
 from drumbeat.collectives.compression.method import Method, flat
 from drumbeat.collectives.compression.pieces import Piece, cut
 from drumbeat.collectives.compression.residuals import Group
 
 _NAME = "compressed gradients"
+
+_Look = Callable[[Sequence[Piece]], Iterator[np.ndarray]]
+"""Makes the values of pieces."""
 
 
 class TwoPhase(Method):
@@ -33,9 +40,12 @@ class TwoPhase(Method):
         communicator: Of the workers.
         group: Of the gradients.
         codec: For all but vectors and scalars.
+        machines: Of the workers.
     """
 
-    def __init__(self, communicator: Communicator, group: Group, codec: Codec) -> None:
+    def __init__(
+        self, communicator: Communicator, group: Group, codec: Codec, machines: Machines
+    ) -> None:
         super().__init__(communicator, group)
         sizes = [(i, int(np.prod(shape, dtype=np.int64))) for i, shape in enumerate(group.shapes)]
         small = {i for i, shape in enumerate(group.shapes) if len(shape) < 2}
@@ -47,13 +57,16 @@ class TwoPhase(Method):
         ]
         self._sections = [section for section in sections if section.width_bytes]
         width = sum(section.width_bytes for section in self._sections)
-        self._rows = np.zeros((communicator.size, width), np.uint8)
+        self._rows = np.zeros((len(machines.ranks), width), np.uint8)
         self._row = np.zeros(width, np.uint8)
-
-    @property
-    def sent_bytes(self) -> int:
-        """What this worker brings to the exchanges of one call."""
-        return self._rows.nbytes + self._row.nbytes
+        self._part = machines.part_of(communicator.rank)
+        self._machines = machines
+        # The parts that the workers in each place sum.
+        count = len(machines.ranks)
+        self._shares = [
+            [part for section in sections for part in section.parts[i : i + count]]
+            for i in range(0, communicator.size, count)
+        ]
 
     def _sum(
         self,
@@ -62,27 +75,65 @@ class TwoPhase(Method):
         left: Sequence[np.ndarray],
         results: Sequence[np.ndarray],
     ) -> bool:
-        communicator, mine = self._communicator, self._communicator.rank
-        others = [rank for rank in range(communicator.size) if rank != mine]
         given, owed, left = flat(gradients), flat(residuals), flat(left)
+
+        def added(part: Sequence[Piece]) -> Iterator[np.ndarray]:
+            return _added(part, given, owed, left)
+
+        if len(self._machines.mates) > 1:
+            self._sum_on_machine(added, left)
+            self._sum_between_machines(lambda part: _views(part, left), left)
+        else:
+            self._sum_between_machines(added, left)
+        return self._share_out(left, flat(results))
+
+    def _sum_on_machine(self, added: _Look, left: Sequence[np.ndarray]) -> None:
+        """Leaves in `left` what all workers of this machine had in this one's share; else zeros."""
+        exact, place = Exact(), self._machines.place
+        lengths = [[len(piece) for part in share for piece in part] for share in self._shares]
+        rows = np.zeros((len(lengths), max(map(exact.size_bytes, lengths))), np.uint8)
+        for number, share in enumerate(self._shares):
+            pieces = (view for part in share for view in added(part))
+            if number == place:
+                deque(pieces, maxlen=0)
+            else:
+                exact.encode(pieces, lengths[number], rows[number])
+        came = self._swapped(rows, self._machines.mates)
+        for number, row in enumerate(came):
+            if number != place:
+                pieces = (view for part in self._shares[place] for view in _views(part, left))
+                exact.decode(row, pieces, lengths[place], add=True)
+
+    def _sum_between_machines(self, look: _Look, left: Sequence[np.ndarray]) -> None:
+        """Leaves in this worker's part of `left` the sum of what was sent to it."""
+        number, mine = self._machines.number, self._part
+        others = [i for i in range(len(self._machines.ranks)) if i != number]
+        first = mine - number
         for section, rows in self._each(self._rows):
-            for rank in others:
-                section.encode(rank, _added(section.parts[rank], given, owed, left), rows[rank])
-            for _ in _added(section.parts[mine], given, owed, left):
-                pass
-        came = communicator.swap_rows(self._rows.view(np.int32), name=_NAME).view(np.uint8)
+            for i in others:
+                section.encode(first + i, look(section.parts[first + i]), rows[i])
+            deque(look(section.parts[mine]), maxlen=0)
+        came = self._swapped(self._rows, self._machines.peers)
         for section, rows in self._each(came):
-            for rank in others:
-                section.decode(mine, rows[rank], left, add=True)
+            for i in others:
+                section.decode(mine, rows[i], left, add=True)
+
+    def _share_out(self, left: Sequence[np.ndarray], results: Sequence[np.ndarray]) -> bool:
+        """Sends this worker's sums to all and gets theirs; whether they are finite."""
         for section, (row,) in self._each(self._row[None]):
-            section.encode(mine, _views(section.parts[mine], left), row)
-        sums = communicator.gather_rows(self._row.view(np.int32), name=_NAME).view(np.uint8)
+            section.encode(self._part, _views(section.parts[self._part], left), row)
+        sums = self._communicator.gather_rows(self._row.view(np.int32), name=_NAME)
         is_finite = True
-        for section, rows in self._each(sums):
+        for section, rows in self._each(sums.view(np.uint8)):
             for rank, row in enumerate(rows):
-                section.decode(rank, row, flat(results), add=False)
-                is_finite = is_finite and section.is_finite(rank, row)
+                part = self._machines.part_of(rank)
+                section.decode(part, row, results, add=False)
+                is_finite = is_finite and section.is_finite(part, row)
         return is_finite
+
+    def _swapped(self, rows: np.ndarray, ranks: Sequence[int]) -> np.ndarray:
+        words = rows.view(np.int32)
+        return self._communicator.swap_rows(words, ranks, name=_NAME).view(np.uint8)
 
     def _each(self, rows: np.ndarray) -> Iterator[tuple[_Section, np.ndarray]]:
         """Each section, and its columns of `rows`."""
