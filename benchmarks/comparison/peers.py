@@ -126,7 +126,7 @@ class Peer:
         options: Of `drumbeat run`.
         arguments: Added to those of the worker script.
         alone: The same with one worker, pinned, by which its scaling is judged.
-        always: In every round; else in the first only.
+        in_all_rounds: At which workloads; at others in the first only. None: at all.
     """
 
     title: str
@@ -139,7 +139,7 @@ class Peer:
     options: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     alone: str | None = None
-    always: bool = True
+    in_all_rounds: tuple[str, ...] | None = None
 
 
 PEERS = {
@@ -174,12 +174,14 @@ PEERS = {
         workers=1,
         pinned=True,
         variables={**LEGACY, **TUNED},
+        in_all_rounds=("dense",),  # of which the exchange is compared
     ),
     "keras": Peer(
         title="Keras 3, one process, all cores",
         launcher="alone",
         environment=TENSORFLOW,
         processes=1,
+        in_all_rounds=(),
     ),
     "keras-onednn": Peer(
         title="Keras 3, one process, all cores, oneDNN",
@@ -203,31 +205,21 @@ PEERS = {
         workers=1,
         pinned=True,
         variables={"OMP_NUM_THREADS": "1"},
+        in_all_rounds=(),
     ),
     "jax": Peer(
-        title="Keras on JAX, DataParallel, 2 processes",
+        title="Keras on JAX, DataParallel",
         launcher="jax",
         environment=JAX,
         pinned=True,
         variables={"KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"},
-    ),
-    "jax-devices": Peer(
-        title="Keras on JAX, DataParallel, 2 virtual devices",
-        launcher="alone",
-        environment=JAX,
-        processes=1,
-        variables={
-            "KERAS_BACKEND": "jax",
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
-        },
     ),
     "ray": Peer(
         title="Ray Train, TensorflowTrainer",
         launcher="ray",
         environment=RAY,
         variables={**LEGACY, "RAY_USAGE_STATS_ENABLED": "0"},
-        always=False,
+        in_all_rounds=(),
     ),
 }
 

@@ -28,8 +28,11 @@ QUICK = ("cnn", "dense", "images", "growth")
 # What takes long enough for a figure, also where a step is ten times as slow.
 EPOCHS, EPOCHS_SLOW, EPOCHS_QUICK = 5, 3, 3
 SLOW = ("tensorflow", "keras", "ray")
-RATES_GBIT = (1.0, 10.0)
-COMPRESSIONS = ("bf16", "int8", "powersgd:4", "topk:0.01", "auto")
+COMPRESSIONS = {
+    1.0: ("bf16", "int8", "powersgd:4", "topk:0.01", "auto"),
+    10.0: ("bf16", "int8", "auto"),
+}
+RATES_GBIT = tuple(COMPRESSIONS)
 NETWORK_EPOCHS, NETWORK_STEPS = 3, 4
 SIZES, QUICK_SIZES = (1, 2, 4, 8, 16), (1, 2, 4)
 GROWTH_EPOCHS, GROWTH_STEPS, SLEEP_MS = 3, 20, 100
@@ -64,7 +67,7 @@ def side_by_side(workload: str, peers: Sequence[str], number: int, quick: bool) 
             group=workload,
         )
         for name, peer in chosen.items()
-        if peer.always or number == 0
+        if number == 0 or peer.in_all_rounds is None or workload in peer.in_all_rounds
     ]
 
 
@@ -74,7 +77,7 @@ def networked(cable: Link, peers: Sequence[str]) -> list[Case]:
     if "drumbeat" in peers:
         ours = PEERS["drumbeat"]
         ways["drumbeat"] = ours
-        for kind in COMPRESSIONS:
+        for kind in COMPRESSIONS[cable.rate_gbit]:
             title = f"drumbeat --compress {kind}"
             ways[title] = dataclasses.replace(ours, title=title, options=("--compress", kind))
     ways |= {name: PEERS[name] for name in peers if name == "tensorflow-tuned"}
