@@ -245,3 +245,40 @@ def test_eager_draws_and_datasets_go_on_from_the_operation_seeds() -> None:
 def test_the_global_generator_is_the_one_that_draws() -> None:
     generator = tf.random.get_global_generator()
     assert tf_internals.global_generator() is generator
+
+
+def test_functions_of_maps_can_be_called_in_other_maps() -> None:
+    def function(x: tf.Tensor) -> tuple[tf.Tensor, tf.RaggedTensor]:
+        return x + 1, tf.ragged.range([x, 1])
+
+    dataset = tf.data.Dataset.range(3).map(function, num_parallel_calls=2, deterministic=False)
+    alone = tf.data.Dataset.range(3).map(function)
+    own = tf_internals.map_function(dataset)
+    results = own.function(*tf_internals.tensors_of(own.given, tf.constant(2, tf.int64)))
+    number, ragged = tf_internals.element_of(own.returned, results)
+    assert (int(number), ragged.to_list()) == (3, [[0, 1], [0]])
+    assert tf_internals.dataset_parallelism(alone) == {}
+    given = tf_internals.dataset_parallelism(dataset)
+    assert {name: int(value) for name, value in given.items()} == {
+        "num_parallel_calls": 2,
+        "deterministic": True,
+    }
+
+
+def test_a_function_becomes_known_by_its_name() -> None:
+    double = tf.function(lambda x: x * 2)
+    graph = tf.function(double).get_concrete_function(tf.constant(3)).graph.as_graph_def()
+    (definition,) = graph.library.function
+    definition.signature.name = "doubled_by_another_name"
+    tf_internals.add_function(definition)
+    tf_internals.add_function(definition)
+    assert tf_internals._context().has_function("doubled_by_another_name")
+
+
+def test_whether_operations_are_deterministic_is_known() -> None:
+    assert not tf_internals.is_op_determinism()
+    tf.config.experimental.enable_op_determinism()
+    try:
+        assert tf_internals.is_op_determinism()
+    finally:
+        tf_internals.config.disable_op_determinism()

@@ -81,6 +81,7 @@ __all__ = [
     "dataset_inputs",
     "dataset_kind",
     "dataset_number",
+    "dataset_parallelism",
     "dataset_tensors",
     "element_of",
     "global_generator",
@@ -230,6 +231,24 @@ def stateful_ops(dataset: Any) -> set[str]:
             found.update(node.op for node in inner.node_def)
     known = {name: op_def_registry.get(name) for name in found}
     return {name for name, known_as in known.items() if known_as is None or known_as.is_stateful}
+
+
+def dataset_parallelism(dataset: Any) -> dict[str, Any]:
+    """The arguments for `map` or `batch` that make it run as many calls at once as `dataset` does.
+
+    Args:
+        dataset: Of a kind of map or batch.
+
+    Returns:
+        Nothing for one call at a time.
+    """
+    calls = getattr(dataset, "_num_parallel_calls", None)
+    if calls is None:
+        return {}
+    given: dict[str, Any] = {"num_parallel_calls": calls, "deterministic": True}
+    if getattr(dataset, "_use_unbounded_threadpool", False):
+        given["use_unbounded_threadpool"] = True
+    return given
 
 
 class MapFunction(NamedTuple):

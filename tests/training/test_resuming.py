@@ -82,10 +82,11 @@ def test_more_kinds(
 
 @pytest.mark.slow
 def test_exact_mode(tmp_path: Path) -> None:
-    one, _ = run(tmp_path / "one", ["arrays"], "-n", "1", "--exact-shards", "4")
-    options = ["-n", "2", "--exact-shards", "4", "--snapshot-every", "4", *kill(1, 17)]
-    two, text = run(tmp_path / "two", ["arrays"], *options)
-    assert restarts(text) == 1
+    names = ["arrays", "mapped"]
+    one, _ = run(tmp_path / "one", names, "-n", "1", "--exact-shards", "4")
+    options = ["-n", "2", "--exact-shards", "4", "--snapshot-every", "4"]
+    two, text = run(tmp_path / "two", names, *options, *kill(1, 17), *kill(0, STEPS + 7))
+    assert restarts(text) == 2
     assert two[0] == two[1] == one[0]
 
 

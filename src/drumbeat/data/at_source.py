@@ -21,9 +21,8 @@ from drumbeat.data.elementwise import (
     options_like,
     prefetch_like,
 )
-from drumbeat.data.functions import parallelism
 from drumbeat.data.own_rows import Cutting, OwnRows, RangeOf, finish, is_plain
-from drumbeat.tf_internals import dataset_inputs, dataset_kind, dataset_number
+from drumbeat.tf_internals import dataset_inputs, dataset_kind, dataset_number, dataset_parallelism
 
 
 class NotAtSource(Exception):
@@ -103,9 +102,8 @@ def _batches(dataset: Any, lifted: Lifted, range_of: RangeOf, limit: int) -> tf.
     rows: Any = OwnRows(source, cutting)
     for step in lifted.steps:
         rows = step.over(rows)
-    batches = rows.batch(cutting.width, drop_remainder=drop_remainder, **parallelism(dataset)).map(
-        finish(cutting)
-    )
+    given = {"drop_remainder": drop_remainder, **dataset_parallelism(dataset)}
+    batches = rows.batch(cutting.width, **given).map(finish(cutting))
     count = int(dataset.take(limit).cardinality())
     if count == tf.data.UNKNOWN_CARDINALITY:
         return batches

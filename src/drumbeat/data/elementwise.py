@@ -8,12 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from drumbeat.data.functions import call, obstacle_of, parallelism
+from drumbeat.data.functions import call, obstacle_of
 from drumbeat.data.position import HARMLESS
 from drumbeat.tf_internals import (
     dataset_inputs,
     dataset_kind,
     dataset_number,
+    dataset_parallelism,
     zip_structure,
 )
 
@@ -97,7 +98,7 @@ def lift(dataset: Any, rank: int) -> Lifted:
         obstacle = obstacle_of(dataset, HARMLESS)
         if obstacle:
             return Lifted(dataset, obstacle=obstacle)
-        own = Call(call(dataset, rank), parallelism(dataset))
+        own = Call(call(dataset, rank), dataset_parallelism(dataset))
         return lift(_input(dataset), rank).then(own)
     if kind == "Zip":
         return _zip(dataset, rank)

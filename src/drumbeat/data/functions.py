@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from drumbeat.tf_internals import (
     add_function,
+    dataset_parallelism,
     element_of,
     is_op_determinism,
     map_function,
@@ -19,24 +20,6 @@ from drumbeat.tf_internals import (
 # Draws of different workers differ by this much in their seeds.
 _SEED_STRIDE = 1_000_003
 _PYTHON = frozenset({"PyFunc", "EagerPyFunc"})
-
-
-def parallelism(dataset: Any) -> dict[str, Any]:
-    """The arguments for `map` or `batch` that make it run as many calls at once as `dataset` does.
-
-    Args:
-        dataset: Of a kind of map or batch.
-
-    Returns:
-        Nothing for one call at a time.
-    """
-    calls = getattr(dataset, "_num_parallel_calls", None)
-    if calls is None:
-        return {}
-    given: dict[str, Any] = {"num_parallel_calls": calls, "deterministic": True}
-    if getattr(dataset, "_use_unbounded_threadpool", False):
-        given["use_unbounded_threadpool"] = True
-    return given
 
 
 def obstacle_of(dataset: Any, harmless: frozenset[str]) -> str:
@@ -58,7 +41,7 @@ def obstacle_of(dataset: Any, harmless: frozenset[str]) -> str:
     others = state - {node.op for node in _nodes(graph) if _draws_by_seed(node)}
     if others:
         return f"map() has state that goes on from example to example ({min(others)})"
-    calls = parallelism(dataset).get("num_parallel_calls")
+    calls = dataset_parallelism(dataset).get("num_parallel_calls")
     if calls is None or int(calls) == 1 or is_op_determinism():
         return (
             "map() draws random numbers in the order of the examples; tf.random.stateless_* and "
