@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drumbeat.collectives.buckets import ALIGNMENT_BYTES, plan
+from drumbeat.collectives.buckets import ALIGNMENT_BYTES, arrival_groups, plan
 
 F = "float32"
 I = "int64"  # noqa: E741
@@ -73,3 +73,20 @@ def test_every_tensor_has_one_aligned_place_of_its_own(
         assert bucket.size_bytes == end
         if bucket_bytes is not None and len(bucket.slots) > 1 and end > bucket_bytes:
             assert all(s.size_bytes == 0 for s in bucket.slots[1:])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "group_bytes", "groups"),
+    [
+        ([], 10, ()),
+        ([5], 10, ((0,),)),
+        ([100, 1, 1], 10, ((0, 1, 2),)),
+        ([1, 100, 1], 10, ((1, 2), (0,))),
+        ([4, 4, 4, 4, 4], 8, ((3, 4), (1, 2), (0,))),
+        ([0, 0], 1, ((0, 1),)),
+    ],
+)
+def test_the_last_gradients_are_summed_first(
+    sizes: list[int], group_bytes: float, groups: tuple[tuple[int, ...], ...]
+) -> None:
+    assert arrival_groups(sizes, group_bytes) == groups

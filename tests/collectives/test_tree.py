@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from drumbeat.collectives.local import LocalCommunicator
-from drumbeat.collectives.tree import fold, split, subtrees, tree_sum
+from drumbeat.collectives.order import fold, split, subtrees
+from drumbeat.collectives.tree import tree_sum
 
 SHARED = [(leaves, size) for leaves in range(1, 25) for size in range(1, 25) if leaves % size == 0]
 

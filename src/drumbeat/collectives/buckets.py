@@ -68,5 +68,27 @@ def plan(
     )
 
 
+def arrival_groups(sizes_bytes: Sequence[int], group_bytes: float) -> tuple[tuple[int, ...], ...]:
+    """Which gradients to sum together, the last ones first, as the backward pass makes them.
+
+    Args:
+        sizes_bytes: Of each.
+        group_bytes: A group is complete when it has as much.
+
+    Returns:
+        For each group positions in `sizes_bytes`, in the caller's order.
+    """
+    groups: list[tuple[int, ...]] = []
+    filling: list[int] = []
+    for index in reversed(range(len(sizes_bytes))):
+        filling.insert(0, index)
+        if sum(sizes_bytes[i] for i in filling) >= group_bytes:
+            groups.append(tuple(filling))
+            filling = []
+    if filling:
+        groups.append(tuple(filling))
+    return tuple(groups)
+
+
 def _aligned(offset_bytes: int) -> int:
     return -(-offset_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

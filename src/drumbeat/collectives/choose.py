@@ -58,6 +58,7 @@ def _connected(identity: Identity, cluster: ClusterSpec | None) -> Communicator:
             rank=identity.rank,
             size=identity.world_size,
             timeout_s=identity.timeout_s,
+            local_rank=identity.local_rank,
             local_size=identity.local_world_size,
         )
     from drumbeat.collectives.tensorflow import TensorFlowCommunicator

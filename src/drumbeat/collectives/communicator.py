@@ -30,7 +30,7 @@ _MAX_SITES = 1024
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def _not_converted(function: _Function) -> _Function:
+def not_converted(function: _Function) -> _Function:
     """Keeps AutoGraph from rewriting what has no graph control flow; keeps the signature's type."""
     return cast(_Function, tf.autograph.experimental.do_not_convert(function))
 
@@ -95,7 +95,7 @@ class Communicator(ABC):
         if self._last_error is not None:
             raise self._last_error from None
 
-    @_not_converted
+    @not_converted
     def all_reduce(
         self, tensors: Sequence[Value], op: str = "sum", *, name: str = ""
     ) -> list[Value]:
@@ -139,7 +139,12 @@ class Communicator(ABC):
                 values[i] = result
         return values
 
-    @_not_converted
+    @not_converted
+    def sum_gradients(self, gradients: Sequence[Value]) -> list[Value]:
+        """`all_reduce`, which may begin with some of them before others have been computed."""
+        return self.all_reduce(gradients)
+
+    @not_converted
     def broadcast(
         self, tensors: Sequence[tf.Tensor], root: int = 0, *, name: str = ""
     ) -> list[tf.Tensor]:
@@ -162,7 +167,7 @@ class Communicator(ABC):
             return values
         return self._transfer("broadcast", values, root=root, name=name)
 
-    @_not_converted
+    @not_converted
     def all_gather(self, tensor: tf.Tensor, *, name: str = "") -> tf.Tensor:
         """Concatenates the workers' tensors along the first axis, in rank order.
 
@@ -183,25 +188,25 @@ class Communicator(ABC):
             return value
         return self._gather_tensors([value], name)[0]
 
-    @_not_converted
+    @not_converted
     def barrier(self, name: str = "") -> None:
         """Returns when every worker has called it."""
         if self.size > 1:
             self._bridge(functools.partial(self._run, "barrier", name=name), [], [])
 
-    @_not_converted
+    @not_converted
     def all_reduce_numpy(self, array: Any, op: str = "sum", *, name: str = "") -> np.ndarray:
         """`all_reduce` of one array, for control data outside of graphs."""
         with tf.init_scope():
             return _numpy(self.all_reduce([tf.constant(array)], op, name=name)[0])
 
-    @_not_converted
+    @not_converted
     def broadcast_numpy(self, array: Any, root: int = 0, *, name: str = "") -> np.ndarray:
         """`broadcast` of one array, for control data outside of graphs."""
         with tf.init_scope():
             return _numpy(self.broadcast([tf.constant(array)], root, name=name)[0])
 
-    @_not_converted
+    @not_converted
     def all_gather_numpy(self, array: Any, *, name: str = "") -> np.ndarray:
         """`all_gather` of one array, for control data outside of graphs."""
         with tf.init_scope():
@@ -209,7 +214,7 @@ class Communicator(ABC):
 
     # For Python that works on arrays itself, and calls collectives as it goes.
 
-    @_not_converted
+    @not_converted
     def in_order(
         self, body: Callable[..., Any], inputs: Sequence[tf.Tensor], outputs: Sequence[Any]
     ) -> list[tf.Tensor]:

@@ -14,10 +14,18 @@ from drumbeat.collectives.bridge import Bridge
 from drumbeat.collectives.buckets import Bucket, plan
 from drumbeat.collectives.buffers import BufferPool, aligned_empty
 from drumbeat.collectives.calls import TEXT_BYTES, Call, mismatch_message, text_from_bytes
-from drumbeat.collectives.communicator import OPS, REDUCIBLE, Communicator, row_elements
+from drumbeat.collectives.communicator import (
+    OPS,
+    REDUCIBLE,
+    not_converted,
+    row_elements,
+)
+from drumbeat.collectives.early import Progress
+from drumbeat.collectives.mpi_early import EarlySums, part_of
 from drumbeat.collectives.mpi_library import finalize, in_place, reduction, started_mpi
+from drumbeat.collectives.mpi_nodes import Places, find_places
 from drumbeat.collectives.mpi_requests import LONGEST_PAUSE_S, MpiRequests, has_own_core
-from drumbeat.collectives.node import NodeMemory, Portion, combine, offer, opened, portions
+from drumbeat.collectives.node import NodeMemory, Portion, combine, portions
 from drumbeat.errors import CollectiveMismatch, CollectiveTimeout, ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +38,7 @@ _AS_THEY_ARE = frozenset(dtype for dtype in REDUCIBLE if not dtype.endswith("16"
 _MAX_PLANS = 1024
 
 
-class MpiCommunicator(Communicator):
+class MpiCommunicator(EarlySums):
     """Collectives on nonblocking MPI calls, polled so that each wait has a deadline.
 
     Copies of a gradient in an all-reduce: one into the flat buffer (none if it
@@ -62,8 +70,10 @@ class MpiCommunicator(Communicator):
         self._pool = BufferPool()
         self._plans: dict[bytes, _Planned] = {}
         self._requests = MpiRequests(comm, own_core=own_core)
-        # What the workers of one machine share; None where there are several.
-        self._memory: NodeMemory | None = None
+        self._places = Places()
+        self._progress = Progress(
+            lambda: self._places.between is None or self._places.between.advance()
+        )
         self._closed = False
 
     @classmethod
@@ -73,6 +83,7 @@ class MpiCommunicator(Communicator):
         rank: int,
         size: int,
         timeout_s: float,
+        local_rank: int = 0,
         local_size: int = 1,
         bucket_bytes: int | None = None,
     ) -> MpiCommunicator:
@@ -82,6 +93,7 @@ class MpiCommunicator(Communicator):
             rank: The rank that the agent gave this worker.
             size: The world size that the agent told it.
             timeout_s: Deadline of one collective, seconds.
+            local_rank: Its number among the workers of this machine.
             local_size: How many workers this machine has.
             bucket_bytes: See `buckets.plan`.
 
@@ -106,25 +118,12 @@ class MpiCommunicator(Communicator):
             own_core=has_own_core(local_size),
             bucket_bytes=bucket_bytes,
         )
-        if local_size == size:
-            communicator._share_memory()
+        if size > 1:
+            communicator._places = find_places(
+                communicator._comm, local_rank, communicator._wait_until
+            )
         atexit.register(communicator.close)
         return communicator
-
-    def _share_memory(self) -> None:
-        call = Call(kind="broadcast", sequence=0, name="shared memory")
-        offered = offer() if self.rank == 0 else np.zeros(3, np.int64)
-        request = self._start(lambda: self._comm.Ibcast(offered, 0), call)
-        self._wait([request], call, idle=True, keep=offered)
-        fd = opened(offered)
-        # All or none: they have to take the same way.
-        all_have = np.array([fd is not None], np.int64)
-        request = self._start(
-            lambda: self._comm.Iallreduce(in_place(), all_have, reduction("min")), call
-        )
-        self._wait([request], call, idle=True, keep=all_have)
-        if fd is not None and all_have[0]:
-            self._memory = NodeMemory(fd, self.size)
 
     def close(self, grace_s: float = 1.0) -> None:
         """Leaves the others in peace: lets what we sent arrive, then ends MPI if all are here.
@@ -149,6 +148,7 @@ class MpiCommunicator(Communicator):
         ending.start()
         ending.join(max(grace_s, 1.0))
 
+    @not_converted
     def all_reduce_numpy(self, array: Any, op: str = "sum", *, name: str = "") -> np.ndarray:
         """See `Communicator`; without the detour through tensors, which takes longer than MPI."""
         given = np.asarray(array)
@@ -156,22 +156,26 @@ class MpiCommunicator(Communicator):
             return super().all_reduce_numpy(given, op, name=name)
         return self._run("all_reduce", given, op=op, name=name)[0]
 
-    def _agree(self, call: Call) -> None:
-        self._meet(call, idle=True)
+    def start_header(self, call: Call) -> tuple[np.ndarray, Any]:
+        """Begins to compare what the workers call."""
+        fingerprint = call.fingerprint()
+        header = np.array([fingerprint, -fingerprint], np.int64)
+        return header, self._start(
+            lambda: self._comm.Iallreduce(in_place(), header, reduction("min")), call
+        )
+
+    def finish_header(self, call: Call, started: tuple[np.ndarray, Any]) -> None:
+        """Returns when all workers have come to the same call."""
+        header, request = started
+        self._wait([request], call, idle=True, keep=header)
+        if header[0] != -header[1]:
+            raise CollectiveMismatch(mismatch_message(self._exchange_texts(call)))
         # What the others sent before they gave up may have completed the exchange.
         if self._requests.has_note():
             raise CollectiveTimeout(self._requests.survey(call, 0.0, self.timeout_s, arriving=True))
 
-    def _meet(self, call: Call, *, idle: bool) -> None:
-        """Returns when all workers have come to the same place in the same call."""
-        fingerprint = call.fingerprint()
-        header = np.array([fingerprint, -fingerprint], np.int64)
-        request = self._start(
-            lambda: self._comm.Iallreduce(in_place(), header, reduction("min")), call
-        )
-        self._wait([request], call, idle=idle, keep=header)
-        if header[0] != -header[1]:
-            raise CollectiveMismatch(mismatch_message(self._exchange_texts(call)))
+    def _agree(self, call: Call) -> None:
+        self.finish_header(call, self.start_header(call))
 
     def _exchange_texts(self, call: Call) -> list[str]:
         mine = np.frombuffer(call.to_bytes(), np.uint8)
@@ -181,16 +185,17 @@ class MpiCommunicator(Communicator):
         return [text_from_bytes(row.tobytes()) for row in texts]
 
     def _prepare(self, call: Call, values: list[Any]) -> Any:
-        """In a node's memory this worker can write its addends before the others have come."""
+        """In a machine's memory this worker can write its addends before the others have come."""
         arrays = [np.asarray(value) for value in values]
         planned = self._plan(call, arrays)
-        if self._memory is None:
+        places = self._places
+        if places.memory is None:
             return arrays, planned, None
         flats = [array.reshape(-1) for array in arrays]
-        slots = self._memory.next_turn()
+        slots = places.memory.next_turn()
         for _, parts in planned[:1]:
             for portion in parts[:1]:
-                portion.write(flats, slots[self.rank])
+                portion.write(flats, slots[places.local_rank])
         return arrays, planned, (flats, slots)
 
     def _reduce(self, call: Call, values: list[Any], op: str, prepared: Any) -> list[Any]:
@@ -199,18 +204,20 @@ class MpiCommunicator(Communicator):
         requests = []
         for number, (bucket, parts) in enumerate(planned):
             flat = self._pool.take((call.digest, number), bucket.size_bytes)
-            views = {slot.index: _view(flat, slot, arrays[slot.index]) for slot in bucket.slots}
+            views = {slot.index: part_of(flat, slot, arrays[slot.index]) for slot in bucket.slots}
             for index, view in views.items():
                 results[index] = view
             if not bucket.size_bytes:
                 continue
             if shared is not None:
-                self._reduce_in_memory(
-                    call, parts, flat.view(bucket.dtype), op, *shared, begun=number == 0
-                )
+                out = flat.view(bucket.dtype)
+                self._reduce_in_memory(call, parts, out, op, *shared, begun=number == 0)
             else:
-                requests.append(self._start_reduce(call, bucket, flat, views, arrays, op))
+                requests += self._start_reduce(call, bucket, flat, views, arrays, op)
         self._wait(requests, call, idle=False, keep=(results, arrays))
+        between = self._places.between
+        if between is not None:
+            self._wait_until(between.advance, call, False, (results, arrays))
         return results
 
     def _reduce_in_memory(
@@ -224,16 +231,37 @@ class MpiCommunicator(Communicator):
         *,
         begun: bool,
     ) -> None:
-        memory = self._memory
+        places, memory = self._places, self._places.memory
         assert memory is not None  # noqa: S101
         for number, portion in enumerate(portions):
             if number or not begun:
                 slots = memory.next_turn()
-                portion.write(flats, slots[self.rank])
-                self._meet(call, idle=False)
-            parts = [slot[: portion.size_bytes].view(out.dtype) for slot in slots]
-            width = out.itemsize
-            combine(op, parts, out[portion.first // width : portion.end // width])
+                portion.write(flats, slots[places.local_rank])
+                self._meet_on_machine(call)
+            if places.is_one_machine or places.between is not None:
+                combine(op, portion.views(slots, out.dtype), portion.of(out))
+        if not places.is_one_machine:
+            if places.between is not None:
+                places.between.start(out, out, op)
+                self._wait_until(places.between.advance, call, False, out)
+            self._share_out(call, memory, portions, out)
+
+    def _share_out(
+        self, call: Call, memory: NodeMemory, portions: tuple[Portion, ...], out: np.ndarray
+    ) -> None:
+        """Gives what a machine's first worker has in `out` to its others."""
+        for portion in portions:
+            (shared, *_) = portion.views(memory.next_turn(), out.dtype)
+            if self._places.local_rank == 0:
+                np.copyto(shared, portion.of(out))
+            self._meet_on_machine(call)
+            if self._places.local_rank != 0:
+                np.copyto(portion.of(out), shared)
+
+    def _meet_on_machine(self, call: Call) -> None:
+        node = self._places.node
+        assert node is not None  # noqa: S101
+        self._wait([self._start(node.Ibarrier, call)], call, idle=False, keep=None)
 
     def _start_reduce(
         self,
@@ -243,14 +271,20 @@ class MpiCommunicator(Communicator):
         views: dict[int, np.ndarray],
         arrays: list[np.ndarray],
         op: str,
-    ) -> MPI.Request:
-        typed = flat.view(bucket.dtype)
+    ) -> list[MPI.Request]:
+        out = flat.view(bucket.dtype)
+        sent = out
         if len(views) == 1:
             sent = arrays[bucket.slots[0].index].reshape(-1)
-            return self._start(lambda: self._comm.Iallreduce(sent, typed, reduction(op)), call)
-        for index, view in views.items():
-            np.copyto(view, arrays[index])
-        return self._start(lambda: self._comm.Iallreduce(in_place(), typed, reduction(op)), call)
+        else:
+            for index, view in views.items():
+                np.copyto(view, arrays[index])
+        between = self._places.between
+        if between is not None:
+            self._start(lambda: between.start(sent, out, op), call)
+            return []
+        given = in_place() if sent is out else sent
+        return [self._start(lambda: self._comm.Iallreduce(given, out, reduction(op)), call)]
 
     def _plan(self, call: Call, arrays: list[np.ndarray]) -> _Planned:
         planned = self._plans.get(call.digest)
@@ -270,7 +304,7 @@ class MpiCommunicator(Communicator):
         # Not from the pool: variables are broadcast once, and would stay there.
         flat = aligned_empty(bucket.size_bytes)
         results = [
-            _view(flat, slot, array) for slot, array in zip(bucket.slots, arrays, strict=True)
+            part_of(flat, slot, array) for slot, array in zip(bucket.slots, arrays, strict=True)
         ]
         if self.rank == root:
             for result, array in zip(results, arrays, strict=True):
@@ -321,6 +355,9 @@ class MpiCommunicator(Communicator):
     def _wait(self, requests: Sequence[Any], call: Call, *, idle: bool, keep: Any) -> None:
         self._requests.wait(requests, call, self.timeout_s, idle=idle, keep=keep)
 
+    def _wait_until(self, is_over: Callable[[], bool], call: Call, idle: bool, keep: Any) -> None:
+        self._requests.wait_until(is_over, call, self.timeout_s, idle=idle, keep=keep)
+
     def _start(self, operation: Callable[[], Any], call: Call) -> Any:
         return self._requests.start(operation, call)
 
@@ -337,8 +374,3 @@ def _duplicate(world: MPI.Intracomm, deadline: float) -> MPI.Intracomm:
             )
         time.sleep(LONGEST_PAUSE_S)
     return comm
-
-
-def _view(flat: np.ndarray, slot: Any, like: np.ndarray) -> np.ndarray:
-    part = flat[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
-    return part.view(like.dtype).reshape(like.shape)

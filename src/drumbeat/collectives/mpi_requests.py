@@ -43,7 +43,7 @@ class MpiRequests:
         self._own_core = own_core
         self._mpi = loaded_mpi()
         # MPI may still write to the buffers of operations that were given up.
-        self._abandoned: list[Any] = []
+        self.abandoned: list[Any] = []
 
     def start(self, operation: Callable[[], Any], call: Call) -> Any:
         """What `operation` returns, an MPI request.
@@ -59,10 +59,18 @@ class MpiRequests:
     def wait(
         self, requests: Sequence[Any], call: Call, timeout_s: float, *, idle: bool, keep: Any
     ) -> None:
-        """Polls until all requests are complete.
+        """Polls until all requests, from `start`, are complete; else as `wait_until`."""
+        one = requests[0].Test if len(requests) == 1 else None
+        are_over = one or (lambda: self._mpi.Request.Testall(list(requests)))
+        self.wait_until(are_over, call, timeout_s, idle=idle, keep=(requests, keep))
+
+    def wait_until(
+        self, is_over: Callable[[], bool], call: Call, timeout_s: float, *, idle: bool, keep: Any
+    ) -> None:
+        """Polls until `is_over` says so.
 
         Args:
-            requests: What `start` returned.
+            is_over: Lets MPI work.
             call: For messages.
             timeout_s: How long to wait, seconds.
             idle: While workers have yet to arrive it pauses between polls, so that they get
@@ -75,29 +83,19 @@ class MpiRequests:
         """
         begin_s = time.monotonic()
         polls = 0
-        while not self.test(requests, call):
-            polls += 1
-            if polls < _SPIN_POLLS:
-                continue
-            waited_s = time.monotonic() - begin_s
-            if waited_s > timeout_s or (waited_s > _NOTES_AFTER_S and self.has_note()):
-                self._abandoned.append((list(requests), keep))
-                raise CollectiveTimeout(self.survey(call, waited_s, timeout_s, arriving=idle))
-            if idle and not (self._own_core and waited_s < _SPIN_S):
-                time.sleep(min(max(waited_s * 0.02, _SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
-            else:
-                os.sched_yield()
-
-    def test(self, requests: Sequence[Any], call: Call) -> bool:
-        """Whether all of them are complete; lets MPI work on them.
-
-        Raises:
-            CollectiveError: MPI has failed.
-        """
         try:
-            if len(requests) == 1:
-                return requests[0].Test()
-            return self._mpi.Request.Testall(list(requests))
+            while not is_over():
+                polls += 1
+                if polls < _SPIN_POLLS:
+                    continue
+                waited_s = time.monotonic() - begin_s
+                if waited_s > timeout_s or (waited_s > _NOTES_AFTER_S and self.has_note()):
+                    self.abandoned.append(keep)
+                    raise CollectiveTimeout(self.survey(call, waited_s, timeout_s, arriving=idle))
+                if idle and not (self._own_core and waited_s < _SPIN_S):
+                    time.sleep(min(max(waited_s * 0.02, _SHORTEST_PAUSE_S), LONGEST_PAUSE_S))
+                else:
+                    os.sched_yield()
         except self._mpi.Exception as error:
             raise self._broken(call, error) from error
 
@@ -117,7 +115,7 @@ class MpiRequests:
             for peer in range(self._size)
             if peer != self._rank
         ]
-        self._abandoned.append(notes)
+        self.abandoned.append(notes)
         heard: set[int] = set()
         deadline_s = time.monotonic() + _SURVEY_S
         while len(heard) < self._size - 1 and time.monotonic() < deadline_s:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from drumbeat.collectives.buckets import Bucket
-from drumbeat.collectives.tree import split
+from drumbeat.collectives.order import split
 
 SLOT_BYTES = 1 << 20
 """What a worker writes at a time. Half, twice and four times of it took 9, 11 and 59%
@@ -87,7 +87,7 @@ def opened(offered: np.ndarray) -> int | None:
 
 
 def combine(op: str, parts: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """Combines arrays element by element, in the order of `collectives.tree`.
+    """Combines arrays element by element, in the order of `collectives.order`.
 
     It depends on their number alone: not on their sizes, on how they were cut, nor on
     who does it.
@@ -144,6 +144,14 @@ class Portion:
             width = array.itemsize
             part = slot[at : at + size_bytes].view(array.dtype)
             np.copyto(part, array[own // width : (own + size_bytes) // width])
+
+    def views(self, slots: Sequence[np.ndarray], dtype: Any) -> list[np.ndarray]:
+        """What each of `slots` has of the part."""
+        return [slot[: self.size_bytes].view(dtype) for slot in slots]
+
+    def of(self, flat: np.ndarray) -> np.ndarray:
+        """The part of a flat array of the whole bucket."""
+        return flat[self.first // flat.itemsize : self.end // flat.itemsize]
 
 
 def portions(bucket: Bucket) -> tuple[Portion, ...]:

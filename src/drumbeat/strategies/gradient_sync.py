@@ -43,4 +43,4 @@ class GradientSync:
         compression = self.compression
         if compression is not None and of is not None and compression.acts_on(gradients, of):
             return compression.sum(gradients, of)
-        return self._communicator.all_reduce(gradients)
+        return self._communicator.sum_gradients(gradients)
