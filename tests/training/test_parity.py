@@ -220,8 +220,8 @@ def test_each_row_is_mapped_by_one_worker_only(outcomes: Path, size: int) -> Non
     mapped = [rank["own_mapped"] for rank in ranks]
     assert sorted(np.concatenate(mapped)) == sorted([*range(103)] * 2)
     assert [len(own) for own in mapped] == ([206] if size == 1 else [104, 102])
-    # Of the validation data, each time it is asked for.
-    why = [] if size == 1 else ["flat_map() or filter() looks at what map() returns"]
+    # Said of the validation data, and once however often it is gone through.
+    why = [] if size == 1 else ["filter() looks at what map() returns"]
     assert [rank["own_obstacles"].tolist() for rank in ranks] == [why] * size
 
 
