@@ -19,6 +19,9 @@ import keras
 # The one metric that stands for those given to compile(), and has no public name.
 from keras.src.trainers.compile_utils import CompileMetrics as CompileMetrics
 
+# How it cuts arrays into batches.
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+
 from drumbeat.errors import ConfigError
 
 
@@ -434,3 +437,11 @@ def inner_metrics(metric: keras.Metric) -> list[keras.Metric]:
     """The metrics that `metric` holds, such as the one that stands for all given to compile()."""
     held = metric.metrics if isinstance(metric, CompileMetrics) else metric._metrics
     return [inner for inner in held if inner is not None]
+
+
+def least_rows_of_arrays(epochs: Any) -> int:
+    """The rows of the smallest batch that an epoch iterator makes of arrays; 0 for other data."""
+    adapter = epochs.data_adapter
+    if not isinstance(adapter, ArrayDataAdapter):
+        return 0
+    return int(adapter.partial_batch_size or adapter.batch_size)

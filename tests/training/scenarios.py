@@ -495,7 +495,10 @@ def convolution_with_empty_slices():
             keras.optimizers.SGD(0.1),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         )
-    return outcome(model, model.fit(x.reshape(5, 8, 8, 1), y, batch_size=4, epochs=3, verbose=0))
+    images = x.reshape(5, 8, 8, 1)
+    # No slice is empty here, and the steps are made for that; then for the ones that are.
+    model.fit(images, y, batch_size=5, verbose=0)
+    return outcome(model, model.fit(images, y, batch_size=4, epochs=3, verbose=0))
 
 
 # Losses, weights, optimizers -------------------------------------------------------
@@ -1194,6 +1197,7 @@ def on_batch():
     x, y = data(50)
     model = dense_model()
     logs = [model.train_on_batch(x[i : i + 25], y[i : i + 25]) for i in (0, 25)]
+    logs.append(model.train_on_batch(x[:1], y[:1]))
     tested = model.test_on_batch(x[:11], y[:11], return_dict=True)
     return outcome(model, logs=np.array(logs), tested=np.array(list(tested.values())))
 

@@ -80,6 +80,12 @@ class OrderedDataset(WrappedDataset):
             raise DataError(f"epoch is {number}; expected the number of a pass, from 0.")
         self._reading.epochs.value = number
 
+    @property
+    def least_rows(self) -> int:
+        """The rows of the smallest batch, or fewer."""
+        order = self._reading.order
+        return order.num_examples % order.batch_size or order.batch_size
+
     def prefetch(self, buffer_size: Any, name: str | None = None) -> Any:
         """This dataset: batches are read ahead anyway."""
         del buffer_size, name

@@ -23,7 +23,9 @@ from drumbeat.state.progress import Activity
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.rebalance import Rebalancer
 from drumbeat.training import (
+    absence,
     activity,
+    ahead,
     current,
     divergence,
     passes,
@@ -52,8 +54,11 @@ def _symbolic_build(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, iterator, data_batch)
         spec = tf.nest.map_structure(_shaped, iterator._distributed_dataset.element_spec)
         if all(leaf is None or _is_buildable(leaf.shape) for leaf in tf.nest.flatten(spec)):
-            return original(self, None, spec)
-        return original(self, iterator, None)
+            original(self, None, spec)
+        else:
+            original(self, iterator, None)
+        ahead.built(self, iterator)
+        return None
 
     return maybe_symbolic_build
 
@@ -145,7 +150,7 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         behind = [_Together(strategy), watcher, *goes_on]
         if strategy.extended.inputs.rebalancer is not None and not goes_on:
             behind.append(_Rebalance(strategy.extended.inputs.rebalancer))
-        with _own_errors(strategy):
+        with _own_errors(strategy), ahead.of_fit(self, strategy, arguments):
             return _run(original, self, strategy, arguments, behind)
 
     return fit
@@ -305,6 +310,7 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = bound.arguments
         as_dict = arguments.pop("return_dict")
         data = {name: arguments[name] for name in ("x", "y", "sample_weight")}
+        absence.expect(self, strategy, total_rows(data))
         arguments.update(strategy_rows(data, strategy))
         with _own_errors(strategy):
             logs = original(**arguments, return_dict=True)
@@ -315,10 +321,15 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     return on_batch
 
 
+def total_rows(data: dict[str, Any]) -> int:
+    """The rows of a global batch that is there as arrays."""
+    leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+    return int(np.shape(leaves[0])[0])
+
+
 def strategy_rows(data: dict[str, Any], strategy: DataParallelStrategy) -> dict[str, Any]:
     """This worker's rows of each array in `data`, and record what share of the whole they are."""
-    leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
-    total = int(np.shape(leaves[0])[0])
+    total = total_rows(data)
     start, stop = strategy.extended.shares.rows_of(strategy.communicator.rank, total)
     strategy.extended.rows.record(Span(start, stop - start, total))
     return tf.nest.map_structure(lambda leaf: leaf if leaf is None else leaf[start:stop], data)
