@@ -24,6 +24,8 @@ MOVABLE = (*REDUCIBLE, "bool", "int8", "uint8", "int16", "uint16", "uint32", "ui
 
 Value = tf.Tensor | tf.IndexedSlices
 
+Mask = Callable[[list[Any]], list[Any]]
+
 # Shapes that change all the time must not fill the memory.
 _MAX_SITES = 1024
 
@@ -140,9 +142,14 @@ class Communicator(ABC):
         return values
 
     @not_converted
-    def sum_gradients(self, gradients: Sequence[Value]) -> list[Value]:
-        """`all_reduce`, which may begin with some of them before others have been computed."""
-        return self.all_reduce(gradients)
+    def sum_gradients(self, gradients: Sequence[Value], mask: Mask = list) -> list[Value]:
+        """`all_reduce`, which may begin with some of them before others have been computed.
+
+        Args:
+            gradients: See `all_reduce`.
+            mask: What to do with them before; called once or, with a part of them, often.
+        """
+        return self.all_reduce(mask(list(gradients)))
 
     @not_converted
     def broadcast(

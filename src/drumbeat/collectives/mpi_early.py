@@ -14,7 +14,7 @@ import tensorflow as tf
 from drumbeat.collectives.buckets import Bucket, Slot
 from drumbeat.collectives.buffers import BufferPool
 from drumbeat.collectives.calls import Call
-from drumbeat.collectives.communicator import Communicator, Value, not_converted
+from drumbeat.collectives.communicator import Communicator, Mask, Value, not_converted
 from drumbeat.collectives.early import EarlySum, Progress, groups_of
 from drumbeat.collectives.mpi_nodes import Places
 from drumbeat.collectives.mpi_requests import MpiRequests
@@ -55,7 +55,7 @@ class EarlySums(Communicator):
         return self._places
 
     @not_converted
-    def sum_gradients(self, gradients: Sequence[Value]) -> list[Value]:
+    def sum_gradients(self, gradients: Sequence[Value], mask: Mask = list) -> list[Value]:
         """See `Communicator`."""
         values: list[Any] = [
             v if isinstance(v, tf.IndexedSlices) else tf.convert_to_tensor(v) for v in gradients
@@ -67,16 +67,20 @@ class EarlySums(Communicator):
         ]
         groups = groups_of(self, wide)
         if groups is None:
-            return self.all_reduce(gradients)
+            return self.all_reduce(mask(values))
         early = EarlySum(self, wide, groups)
         for number, group in enumerate(groups):
-            self._bridge(functools.partial(early.begin, number), [wide[i] for i in group], [])
+            # A mask over all of them would make the first wait for the last.
+            masked = mask([wide[i] for i in group])
+            for i, gradient in zip(group, masked, strict=True):
+                wide[i] = gradient
+            self._bridge(functools.partial(early.begin, number), masked, [])
         sums = self._bridge(early.finish, wide, [tf.TensorSpec(v.shape, v.dtype) for v in wide])
         for i, total in zip(dense, sums, strict=True):
             values[i] = tf.cast(total, values[i].dtype)
         sparse = [i for i, v in enumerate(values) if isinstance(v, tf.IndexedSlices)]
         if sparse:
-            gathered = self.all_reduce([values[i] for i in sparse])
+            gathered = self.all_reduce(mask([values[i] for i in sparse]))
             for i, total in zip(sparse, gathered, strict=True):
                 values[i] = total
         return values

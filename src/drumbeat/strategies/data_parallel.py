@@ -158,14 +158,15 @@ class DataParallelExtended(StrategyExtendedV1):
         if of is not None:
             of = of.without([i for i, g in enumerate(gradients) if g is None])
         present = [g for g in gradients if g is not None]
-        if self.absent is not None:
-            present = unless(self.absent, present)
+        absent = self.absent
+        if self.exact and absent is not None:
+            present = unless(absent, present)
 
         def combined(everyones: list[list[Any]]) -> Any:
             if self.exact:
                 sums = self._sum(everyones)
             else:
-                sums = self.gradient_sync.sum(everyones[0], of)
+                sums = self.gradient_sync.sum(everyones[0], of, absent)
             reduced = iter(sums)
             return update([None if g is None else next(reduced) for g in gradients])
 

@@ -8,6 +8,7 @@ from typing import Any
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.compression.compression import Compression
 from drumbeat.collectives.compression.residuals import Owner
+from drumbeat.strategies.reductions import unless
 
 
 class GradientSync:
@@ -26,13 +27,16 @@ class GradientSync:
         self._communicator = communicator
         self.compression: Compression | None = None
 
-    def sum(self, gradients: Sequence[Any], of: Owner | None = None) -> list[Any]:
+    def sum(
+        self, gradients: Sequence[Any], of: Owner | None = None, absent: Any = None
+    ) -> list[Any]:
         """The sum of each gradient over all workers.
 
         Args:
             gradients: Tensors or `tf.IndexedSlices`, alike in number, dtype and shape on
                 all workers; IndexedSlices may have any number of rows.
             of: Whose they are; where nobody says, they are not compressed.
+            absent: Whether this worker's are to count as zeros, a bool tensor; None for no.
 
         Returns:
             A list like `gradients`, with the same bytes on every worker.
@@ -40,7 +44,11 @@ class GradientSync:
         Raises:
             CollectiveError: See `Communicator`.
         """
+
+        def mask(some: list[Any]) -> list[Any]:
+            return some if absent is None else unless(absent, some)
+
         compression = self.compression
         if compression is not None and of is not None and compression.acts_on(gradients, of):
-            return compression.sum(gradients, of)
-        return self._communicator.sum_gradients(gradients)
+            return compression.sum(mask(list(gradients)), of)
+        return self._communicator.sum_gradients(gradients, mask)
