@@ -177,8 +177,9 @@ def measured(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     if "tensorflow" in peers:
         stock = run_stock()
         say(f"Keras 3 under TensorFlow's strategy: {stock['exit_codes']}, {stock['error']}")
-    if "drumbeat" in peers:  # finds out what is best here, once for all runs to come
-        run(plan.side_by_side("cnn", ["drumbeat"], 0, quick=True)[0])
+    # What is best here is found out once, for all runs to come.
+    for case in plan.side_by_side("cnn", [n for n in plan.TUNES if n in peers], 0, quick=True):
+        run(case)
     comparison = Comparison(options.workloads, peers, options.quick, Rounds(options.patience))
     try:
         for number in range(options.rounds):

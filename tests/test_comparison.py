@@ -139,7 +139,7 @@ def test_docs_have_the_place_for_the_tables() -> None:
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_quick_comparison_of_ours(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     chosen = ["--quick", "--patience", "0", "--only", "a,f", "--peers", "drumbeat,drumbeat-1"]
@@ -147,7 +147,7 @@ def test_quick_comparison_of_ours(tmp_path: Path) -> None:
         [sys.executable, str(SCRIPT), *chosen, "--out", str(out)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=580,
         check=False,
     )
     assert done.returncode == 0, done.stderr

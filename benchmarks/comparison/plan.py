@@ -24,6 +24,8 @@ LETTERS = {
 SIDE_BY_SIDE = tuple(LETTERS.values())[:6]
 # Peers of --quick, and its workloads.
 QUICK_PEERS = ("drumbeat", "drumbeat-1", "tensorflow", "tensorflow-tuned", "torch")
+# Of which the first run on a machine measures what is best there.
+TUNES = ("drumbeat", "drumbeat-1")
 QUICK = ("cnn", "dense", "images", "growth")
 # What takes long enough for a figure, also where a step is ten times as slow.
 EPOCHS, EPOCHS_SLOW, EPOCHS_QUICK = 5, 3, 3

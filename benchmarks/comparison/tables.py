@@ -55,10 +55,14 @@ def _keys(groups: Figures) -> list[str]:
     return [key for key in SIDE_BY_SIDE if key in groups]
 
 
-def across(groups: Figures, figure: str, form: Callable[[float], str] = number) -> str:
-    """A figure of all peers (rows) at all workloads (columns)."""
+def across(
+    groups: Figures, figure: str, form: Callable[[float], str] = number, without: str = ""
+) -> str:
+    """A figure of all peers but one (rows) at all workloads (columns)."""
     rows = []
     for name in _peers(groups):
+        if name == without:
+            continue
         cells = []
         for key in _keys(groups):
             of = groups[key]["peers"].get(name, {})
@@ -164,7 +168,8 @@ def report(record: Figures) -> str:
     ]
     if _keys(groups):
         parts += ["Samples a second:", across(groups, "samples_s")]
-        parts += ["How many times as fast drumbeat is, within a round:", across(groups, "faster")]
+        parts += ["How many times as fast drumbeat is, within a round:"]
+        parts += [across(groups, "faster", without="drumbeat")]
         parts += ["Scaling efficiency, by each one's own worker alone:"]
         parts += [across(groups, "efficiency"), ours(groups)]
         parts += ["Seconds from the start of the command to the end of the first step:"]
