@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from workers.workloads import WORKLOADS
+
 from .machine import Others, cores, marked, memory_mb, pinned
 from .network import Link
 from .peers import BUILD, PEERS, ROOT, Peer, environment
@@ -259,6 +261,8 @@ def run(case: Case) -> dict[str, Any]:
             found = {"failed": {"exit_codes": codes, "error": last_error(log), "log": log[-9000:]}}
         else:
             chief = next(result for result in results if result["rank"] == 0)
+            expected = WORKLOADS[case.workload].parameters
+            assert chief["parameters"] == expected, f"{case.name}: {chief['parameters']} parameters"
             found = {
                 **chief,
                 "memory_mb": watch.memory_mb,
