@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -87,12 +86,12 @@ class Run:
 
     def _start_all(self, more: Sequence[str]) -> list[subprocess.Popen[bytes]]:
         addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
-        cores = sorted(os.sched_getaffinity(0))
+        cores = machine.cores()
         processes = []
         for index in range(WORKERS):
             task = {"type": "worker", "index": index}
             config = json.dumps({"cluster": {"worker": addresses}, "task": task})
-            pin = ["taskset", "--cpu-list", str(cores[index % len(cores)])]
+            pin = machine.pinned(cores[index % len(cores)])
             with (self._folder / f"log-{index}.txt").open("ab") as log:
                 processes.append(
                     subprocess.Popen(
