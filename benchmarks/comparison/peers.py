@@ -127,6 +127,7 @@ class Peer:
         arguments: Added to those of the worker script.
         alone: The same with one worker, pinned, by which its scaling is judged.
         at_once: As many of these at the same time, which have nothing to tell each other.
+        workloads: At which it runs; None: at all.
         in_all_rounds: At which workloads; at others in the first only. None: at all.
     """
 
@@ -141,6 +142,7 @@ class Peer:
     arguments: tuple[str, ...] = ()
     alone: str | None = None
     at_once: str | None = None
+    workloads: tuple[str, ...] | None = None
     in_all_rounds: tuple[str, ...] | None = None
 
 
@@ -163,6 +165,13 @@ PEERS = {
         launcher="drumbeat",
         arguments=("--batch-hook",),
         alone="drumbeat-1",
+        workloads=("cnn",),  # one shows what it costs
+    ),
+    "drumbeat-jit": Peer(
+        title="drumbeat --jit on",
+        launcher="drumbeat",
+        options=("--jit", "on"),
+        workloads=("dense", "transformer", "recommender"),  # XLA loses at convolutions
     ),
     "tensorflow": Peer(
         title="TensorFlow, as a user starts it",

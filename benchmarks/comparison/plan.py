@@ -27,8 +27,8 @@ QUICK_PEERS = ("drumbeat", "drumbeat-1", "tensorflow", "tensorflow-tuned", "torc
 # Of which the first run on a machine measures what is best there.
 TUNES = ("drumbeat", "drumbeat-1")
 QUICK = ("cnn", "dense", "images", "growth")
-# What takes long enough for a figure, also where a step is ten times as slow.
-EPOCHS, EPOCHS_SLOW, EPOCHS_QUICK = 5, 3, 3
+# Long enough for a figure where a step is ten times as slow, or only a first look is taken.
+EPOCHS_SLOW, EPOCHS_QUICK = 3, 3
 SLOW = ("tensorflow", "keras", "ray")
 COMPRESSIONS = {
     1.0: ("bf16", "int8", "powersgd:4", "topk:0.01", "auto"),
@@ -56,20 +56,23 @@ def named(text: str, known: Sequence[str]) -> list[str]:
 
 def side_by_side(workload: str, peers: Sequence[str], number: int, quick: bool) -> list[Case]:
     """The cases of a workload in round `number`."""
-    chosen = {name: PEERS[name] for name in peers}
-    if workload != "cnn":
-        chosen.pop("drumbeat-hook", None)  # one workload shows what it costs
+    size = WORKLOADS[workload]
+    chosen = [
+        (name, peer)
+        for name, peer in ((name, PEERS[name]) for name in peers)
+        if peer.workloads is None or workload in peer.workloads
+        if number == 0 or peer.in_all_rounds is None or workload in peer.in_all_rounds
+    ]
     return [
         Case(
             workload=workload,
             name=name,
             peer=peer,
-            epochs=EPOCHS_QUICK if quick else EPOCHS_SLOW if name in SLOW else EPOCHS,
-            steps=max(3, WORKLOADS[workload].steps // 2) if quick else None,
+            epochs=EPOCHS_QUICK if quick else EPOCHS_SLOW if name in SLOW else size.epochs,
+            steps=max(3, size.steps // 2) if quick else None,
             group=workload,
         )
-        for name, peer in chosen.items()
-        if number == 0 or peer.in_all_rounds is None or workload in peer.in_all_rounds
+        for name, peer in chosen
     ]
 
 

@@ -29,6 +29,7 @@ class Workload:
         title: For tables.
         rows: Of a batch, for each worker.
         steps: In an epoch.
+        epochs: With the first, a warm-up: some seconds, as a core's speed may change in less.
         parameters: Trainable; checked for every peer.
         optimizer: "sgd", "momentum" (0.9) or "adam".
         rate: Learning rate.
@@ -39,6 +40,7 @@ class Workload:
     title: str
     rows: int
     steps: int
+    epochs: int = 5
     parameters: int
     optimizer: str = "sgd"
     rate: float = 0.01
@@ -95,6 +97,7 @@ WORKLOADS = {
         title="(a) MNIST CNN of TensorFlow's tutorial",
         rows=256,
         steps=40,
+        epochs=16,
         parameters=54_170,
         gradient_bytes=4 * 54_170,
         make=digits_like,
@@ -131,6 +134,7 @@ WORKLOADS = {
         title="(e) recommender, 8 tables with sparse gradients",
         rows=512,
         steps=20,
+        epochs=10,
         parameters=FEATURES * TABLE_ROWS * TABLE_WIDTH + (256 * 64 + 64) + (64 + 1),
         rate=0.1,
         gradient_bytes=512 * FEATURES * (4 * TABLE_WIDTH + 8) + 4 * (257 * 64 + 65),
@@ -140,6 +144,7 @@ WORKLOADS = {
         title="(f) JPEG files, decoded and augmented",
         rows=32,
         steps=16,
+        epochs=6,
         parameters=(3 * 9 * 16 + 16) + (16 * 9 * 32 + 32) + (32 * 10 + 10),
         gradient_bytes=4 * 5_418,
     ),
