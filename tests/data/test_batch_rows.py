@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from drumbeat.data.least_rows import least_rows
+from drumbeat.data.batch_rows import least_rows
 
 pytestmark = pytest.mark.tensorflow
 
