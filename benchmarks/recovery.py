@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -37,10 +36,11 @@ WORKERS, EPOCHS = 2, 6
 EXAMPLES, KILL_STEP = 1400, 77
 RUN_TIMEOUT_S = 600
 PEER_VARIABLES = {**TUNED, **LEGACY, "TF_CPP_MIN_LOG_LEVEL": "3"}
-# The models of which the cost of snapshots is measured: dense width, epochs of a block of
-# some seconds. A block with snapshots begins with one, so that it has one more than its share.
-SIZES = {"digits CNN": (64, 40), "digits CNN, wide": (4096, 10)}
-PAIRS_A_ROUND = 5
+# The models of which the cost of snapshots is measured: dense width, and steps of a round, which
+# are some 30 s and as many snapshots.
+SIZES = {"digits CNN": (64, 5000), "digits CNN, wide": (4096, 1000)}
+# A snapshot's own step and those after it, which may find their caches filled with other data.
+WINDOW = 10
 
 
 class Run:
@@ -87,12 +87,12 @@ class Run:
 
     def _start_all(self, more: Sequence[str]) -> list[subprocess.Popen[bytes]]:
         addresses = [f"127.0.0.1:{port}" for port in free_ports(WORKERS)]
-        cores = sorted(os.sched_getaffinity(0))
+        cores = machine.cores()
         processes = []
         for index in range(WORKERS):
             task = {"type": "worker", "index": index}
             config = json.dumps({"cluster": {"worker": addresses}, "task": task})
-            pin = ["taskset", "--cpu-list", str(cores[index % len(cores)])]
+            pin = machine.pinned(cores[index % len(cores)])
             with (self._folder / f"log-{index}.txt").open("ab") as log:
                 processes.append(
                     subprocess.Popen(
@@ -167,31 +167,48 @@ def kills(data: Path, rounds: int) -> dict[str, Any]:
 
 
 def snapshots(data: Path, rounds: int) -> dict[str, Any]:
-    """What snapshots add to the time of training: blocks of epochs with and without, in turns."""
+    """What snapshots add to the time of training.
+
+    For each snapshot, how much longer the `WINDOW` steps from it on take than as many before
+    it. The same is done in the middle between snapshots, where it should be nothing: its
+    spread is what a single figure can be trusted to.
+    """
     found = {}
-    for name, (width, block) in SIZES.items():
-        with tempfile.TemporaryDirectory(prefix="drumbeat-recovery-") as folder:
-            run = Run(Path(folder), data)
-            epochs = (1 + PAIRS_A_ROUND * 2 * rounds) * block + 1
-            size = ("--width", str(width), "--epochs", str(epochs), "--block", str(block))
-            run.drumbeat(*size)
-            result = run.result()
-        walls_s = result["walls_s"]
-        pairs = zip(walls_s["with"], walls_s["without"], strict=True)
-        more = [ours / theirs - 1 for ours, theirs in pairs]
-        block_s = statistics.median(walls_s["without"])
-        low, middle, high = statistics.quantiles(more, n=4)
+    for name, (width, steps) in SIZES.items():
+        added_s: dict[str, list[float]] = {"snapshot": [], "none": []}
+        total_s, parameters = 0.0, 0
+        for _ in range(rounds):
+            with tempfile.TemporaryDirectory(prefix="drumbeat-recovery-") as folder:
+                run = Run(Path(folder), data)
+                run.drumbeat("--width", str(width), "--epochs", "1", "--steps", str(steps))
+                result = run.result()
+            # The first ones fill caches.
+            taken = [at for at in result["snapshots"] if at > 10 * WINDOW]
+            between = [(a + b) // 2 for a, b in zip(taken, taken[1:], strict=False)]
+            added_s["snapshot"] += _added_s(result["steps_s"], taken)
+            added_s["none"] += _added_s(result["steps_s"], between)
+            total_s += sum(result["steps_s"][taken[0] :])
+            parameters = result["parameters"]
+        interval_s = total_s / len(added_s["snapshot"])
         found[name] = {
-            "parameters": result["parameters"],
-            "block_s": block_s,
-            "pairs": len(more),
-            "median": middle,
-            "quartiles": [low, high],
-            # Of all blocks: what a few disturbed ones do to it, the quartiles tell.
-            "total": sum(walls_s["with"]) / sum(walls_s["without"]) - 1,
+            "parameters": parameters,
+            "snapshots": len(added_s["snapshot"]),
+            "interval_s": interval_s,
+            **{kind: _of_interval(values, interval_s) for kind, values in added_s.items()},
         }
         say(f"snapshots, {name}: {found[name]}")
     return found
+
+
+def _added_s(steps_s: Sequence[float], places: Sequence[int]) -> list[float]:
+    windows = [(steps_s[at - WINDOW : at], steps_s[at : at + WINDOW]) for at in places]
+    return [sum(after) - sum(before) for before, after in windows if len(after) == WINDOW]
+
+
+def _of_interval(added_s: Sequence[float], interval_s: float) -> dict[str, Any]:
+    parts = [value / interval_s for value in added_s]
+    low, middle, high = statistics.quantiles(parts, n=4)
+    return {"mean": statistics.mean(parts), "median": middle, "quartiles": [low, high]}
 
 
 def say(text: str) -> None:
@@ -217,13 +234,17 @@ def print_kills(figures: Mapping[str, Any]) -> None:
 
 
 def print_snapshots(figures: Mapping[str, Any]) -> None:
-    print("\n| snapshots add to the time of | median | quartiles | all blocks | pairs of |")
+    print("\n| snapshots add to the time of | mean | median | quartiles | where there is none |")
     print("|---|---|---|---|---|")
     for name, of in figures.items():
-        low, high = of["quartiles"]
+        cells = []
+        for kind in ("snapshot", "none"):
+            low, high = of[kind]["quartiles"]
+            cells.append(f"{of[kind]['median']:+.2%} | {low:+.2%} to {high:+.2%}")
         print(
-            f"| {name}, {of['parameters']:,} parameters | {of['median']:+.1%} | {low:+.1%} to "
-            f"{high:+.1%} | {of['total']:+.1%} | {of['pairs']} × {of['block_s']:.1f} s |"
+            f"| {name}, {of['parameters']:,} parameters, {of['snapshots']} every "
+            f"{of['interval_s']:.1f} s | {of['snapshot']['mean']:+.2%} | {cells[0]} "
+            f"| {cells[1].replace(' | ', ', ')} |"
         )
 
 

@@ -1,7 +1,7 @@
 """Trains the digits CNN; `recovery.py` runs this under drumbeat and under TensorFlow's strategy.
 
 One script for both: Keras 3 there, tf_keras here, and nothing of drumbeat's. With
---kill-step the worker with --kill-rank kills itself after that step, once. Only --block,
+--kill-step the worker with --kill-rank kills itself after that step, once. Only --steps,
 which measures snapshots, reaches into drumbeat.
 """
 
@@ -47,34 +47,24 @@ class Steps(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Alternate(keras.callbacks.Callback):
-    """Has snapshots taken in every other block of epochs only, and times the blocks.
+class StepTimes(keras.callbacks.Callback):
+    """From the end of each step to that of the next, and in which of them snapshots were taken."""
 
-    With, without, without, with, …: so that what changes with time cancels out.
-    """
-
-    def __init__(self, block: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._block = block
-        self._began_s = 0.0
-        self.walls_s: dict[str, list[float]] = {"with": [], "without": []}
+        self._ended_s = time.monotonic()
+        self.steps_s: list[float] = []
+        self.snapshots: list[int] = []
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        number, within = divmod(epoch, self._block)
-        if within:
-            return
-        now_s = time.monotonic()
-        if number > 1:  # The first block is a warm-up.
-            self.walls_s[self._way(number - 1)].append(now_s - self._began_s)
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         from drumbeat.training import journal
 
-        every = None if self._way(number) == "with" else 0
-        journal.own().active.beat.every = every
-        self._began_s = time.monotonic()
-
-    @staticmethod
-    def _way(number: int) -> str:
-        return "without" if number % 4 in (2, 3) else "with"
+        now_s = time.monotonic()
+        # Taken when all callbacks had seen the step before.
+        if journal.own().active.beat.kept[0] > self._ended_s:
+            self.snapshots.append(len(self.steps_s))
+        self.steps_s.append(now_s - self._ended_s)
+        self._ended_s = now_s
 
 
 def make_model(width: int) -> Any:
@@ -108,7 +98,7 @@ def main() -> None:
     parser.add_argument("--kill-step", type=int, default=0)
     parser.add_argument("--kill-rank", type=int, default=1)
     parser.add_argument("--backup", type=Path, help="for BackupAndRestore")
-    parser.add_argument("--block", type=int, help="epochs of a block with or without snapshots")
+    parser.add_argument("--steps", type=int, help="one epoch of so many, with the time of each")
     options = parser.parse_args()
     keras.utils.set_random_seed(3)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -117,18 +107,22 @@ def main() -> None:
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=5).batch(BATCH)
     with strategy.scope():
         model = make_model(options.width)
-    walls_s: dict[str, list[float]] = {}
-    if options.block:
-        alternate = Alternate(options.block)
-        callbacks: list[Any] = [alternate]
-        walls_s = alternate.walls_s
+    times = StepTimes()
+    callbacks: list[Any] = [times]
+    if options.steps:
+        data = data.repeat()
     else:
         kill_step = options.kill_step if options.kill_rank == RANK else 0
         callbacks = [Steps(options.out, -(-len(x) // BATCH), kill_step)]
     if options.backup:
         callbacks.append(keras.callbacks.BackupAndRestore(str(options.backup)))
     history = model.fit(
-        data.prefetch(2), epochs=options.epochs, shuffle=False, verbose=0, callbacks=callbacks
+        data.prefetch(2),
+        epochs=options.epochs,
+        steps_per_epoch=options.steps,
+        shuffle=False,
+        verbose=0,
+        callbacks=callbacks,
     )
     total = hashlib.sha256()
     for weight in model.get_weights():
@@ -137,7 +131,8 @@ def main() -> None:
         "weights": total.hexdigest(),
         "loss": float(history.history["loss"][-1]),
         "parameters": int(model.count_params()),
-        "walls_s": walls_s,
+        "steps_s": times.steps_s,
+        "snapshots": times.snapshots,
     }
     (options.out / f"result-{RANK}.json").write_text(json.dumps(result))
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from drumbeat import keras_internals
 from drumbeat.errors import ConfigError
@@ -66,3 +69,19 @@ def test_the_global_seed_generator_is_the_one_that_draws() -> None:
     before = keras.ops.convert_to_numpy(generator.state)
     keras.random.normal([1])
     assert not np.array_equal(before, keras.ops.convert_to_numpy(generator.state))
+
+
+def test_what_is_shown_beside_keras_numbers_is_in_their_file(tmp_path: Path) -> None:
+    board = keras.callbacks.TensorBoard(str(tmp_path))
+
+    class Beside(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            with keras_internals.train_writer(board).as_default():
+                tf.summary.scalar("ours", 1.0, step=epoch)
+
+    model: Any = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 1)), np.ones(4), verbose=0, callbacks=[board, Beside()])
+    (file,) = (tmp_path / "train").glob("events*")
+    assert b"ours" in file.read_bytes()
+    assert b"epoch_loss" in file.read_bytes()

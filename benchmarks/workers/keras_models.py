@@ -11,6 +11,7 @@ from workloads import (
     HEADS,
     LENGTH,
     SEEN,
+    STAGES,
     TABLE_ROWS,
     TABLE_WIDTH,
     VOCABULARY,
@@ -19,7 +20,6 @@ from workloads import (
     FirstWeights,
 )
 
-STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 BATCH_NORM = {"momentum": 0.9, "epsilon": 1e-5}
 
 

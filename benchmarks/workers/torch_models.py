@@ -12,6 +12,7 @@ from workloads import (
     FEATURES,
     HEADS,
     LENGTH,
+    STAGES,
     TABLE_ROWS,
     TABLE_WIDTH,
     VOCABULARY,
@@ -19,8 +20,6 @@ from workloads import (
     WORKLOADS,
     FirstWeights,
 )
-
-STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 
 
 def cnn() -> nn.Module:

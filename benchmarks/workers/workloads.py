@@ -16,6 +16,8 @@ VOCABULARY, LENGTH, WIDTH, HEADS, BLOCKS = 1000, 64, 128, 4, 4
 FEATURES, TABLE_ROWS, TABLE_WIDTH = 8, 50_000, 32
 # Pictures: as stored, and as the network sees them.
 STORED, SEEN, PICTURES = 256, 64, 1024
+# ResNet-50: filters, blocks and the first block's stride of each stage.
+STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 Arrays = tuple[np.ndarray, np.ndarray]
 
 

@@ -445,6 +445,15 @@ def inner_metrics(metric: keras.Metric) -> list[keras.Metric]:
     return [inner for inner in held if inner is not None]
 
 
+def train_writer(board: keras.callbacks.TensorBoard) -> Any:
+    """The summary writer that a `board` whose fit has begun has for training.
+
+    TensorBoard reads one file of a folder at a time: what is shown beside Keras's own numbers
+    has to be in theirs.
+    """
+    return board._train_writer
+
+
 def least_rows_of_arrays(epochs: Any) -> int:
     """The rows of the smallest batch that an epoch iterator makes of arrays; 0 for other data."""
     adapter = epochs.data_adapter

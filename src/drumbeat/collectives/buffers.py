@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from drumbeat.collectives.buckets import ALIGNMENT_BYTES
+from drumbeat.collectives.buckets import ALIGNMENT_BYTES, Bucket
 
 _KEPT_KEYS = 16
 _KEPT_PER_KEY = 3
@@ -35,6 +35,25 @@ def _new_owner(size_bytes: int) -> np.ndarray:
 def aligned_empty(size_bytes: int) -> np.ndarray:
     """Zeroed bytes that start at a multiple of `ALIGNMENT_BYTES`; `.base` owns them."""
     return _aligned_part(_new_owner(size_bytes), size_bytes)
+
+
+def parts_of(flat: np.ndarray, bucket: Bucket, like: Sequence[np.ndarray]) -> dict[int, np.ndarray]:
+    """The parts of a flat buffer that tensors have.
+
+    Args:
+        flat: As long as `bucket`.
+        bucket: Where the tensors lie.
+        like: Arrays of their dtypes and shapes, by position.
+
+    Returns:
+        Views in the order of the bucket, by position.
+    """
+    return {
+        slot.index: flat[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
+        .view(like[slot.index].dtype)
+        .reshape(like[slot.index].shape)
+        for slot in bucket.slots
+    }
 
 
 class BufferPool:

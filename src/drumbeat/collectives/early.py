@@ -33,11 +33,11 @@ def groups_of(communicator: EarlySums, values: Sequence[Any]) -> tuple[tuple[int
     smallest. The sums don't depend on it, see `between`.
 
     Returns:
-        None where one sum for all is best: on one machine, for small models; and where
-        machines have several workers, which meet in memory first.
+        None where one sum for all is best: on one machine, for small models; and where any
+        machine has several workers, which meet in memory first. The same on all workers.
     """
     places = communicator.places
-    if places.between is None or places.node is not None or not places.cost.s_per_byte:
+    if not places.one_each or not places.cost.s_per_byte:
         return None
     if tf.executing_eagerly() or not all(v.shape.is_fully_defined() for v in values):
         return None

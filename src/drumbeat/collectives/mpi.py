@@ -12,7 +12,7 @@ import numpy as np
 
 from drumbeat.collectives.bridge import Bridge
 from drumbeat.collectives.buckets import Bucket, plan
-from drumbeat.collectives.buffers import BufferPool, aligned_empty
+from drumbeat.collectives.buffers import BufferPool, aligned_empty, parts_of
 from drumbeat.collectives.calls import TEXT_BYTES, Call, mismatch_message, text_from_bytes
 from drumbeat.collectives.communicator import (
     OPS,
@@ -21,7 +21,7 @@ from drumbeat.collectives.communicator import (
     row_elements,
 )
 from drumbeat.collectives.early import Progress
-from drumbeat.collectives.mpi_early import EarlySums, part_of
+from drumbeat.collectives.mpi_early import EarlySums
 from drumbeat.collectives.mpi_library import finalize, in_place, reduction, started_mpi
 from drumbeat.collectives.mpi_nodes import Places, find_places
 from drumbeat.collectives.mpi_requests import LONGEST_PAUSE_S, MpiRequests, has_own_core
@@ -204,7 +204,7 @@ class MpiCommunicator(EarlySums):
         requests = []
         for number, (bucket, parts) in enumerate(planned):
             flat = self._pool.take((call.digest, number), bucket.size_bytes)
-            views = {slot.index: part_of(flat, slot, arrays[slot.index]) for slot in bucket.slots}
+            views = parts_of(flat, bucket, arrays)
             for index, view in views.items():
                 results[index] = view
             if not bucket.size_bytes:
@@ -303,9 +303,7 @@ class MpiCommunicator(EarlySums):
         (bucket,) = plan([("uint8", a.nbytes, 1) for a in arrays])
         # Not from the pool: variables are broadcast once, and would stay there.
         flat = aligned_empty(bucket.size_bytes)
-        results = [
-            part_of(flat, slot, array) for slot, array in zip(bucket.slots, arrays, strict=True)
-        ]
+        results = list(parts_of(flat, bucket, arrays).values())
         if self.rank == root:
             for result, array in zip(results, arrays, strict=True):
                 np.copyto(result, array)

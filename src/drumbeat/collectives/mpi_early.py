@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from drumbeat.collectives.buckets import Bucket, Slot
-from drumbeat.collectives.buffers import BufferPool
+from drumbeat.collectives.buckets import Bucket
+from drumbeat.collectives.buffers import BufferPool, parts_of
 from drumbeat.collectives.calls import Call
 from drumbeat.collectives.communicator import Communicator, Mask, Value, not_converted
 from drumbeat.collectives.early import EarlySum, Progress, groups_of
@@ -120,7 +120,7 @@ class EarlySums(Communicator):
     ) -> dict[int, np.ndarray]:
         """Starts the sum of a bucket; returns where the results will be, by position."""
         flat = self._pool.take(key, bucket.size_bytes)
-        views = {slot.index: part_of(flat, slot, arrays[slot.index]) for slot in bucket.slots}
+        views = parts_of(flat, bucket, arrays)
         if bucket.size_bytes:
             with self._progress.lock:
                 self._start_reduce(call, bucket, flat, views, list(arrays), "sum")
@@ -134,9 +134,3 @@ class EarlySums(Communicator):
         self._progress.stop()
         with self._progress.lock:
             self._requests.wait_until(between.advance, call, self.timeout_s, idle=False, keep=keep)
-
-
-def part_of(flat: np.ndarray, slot: Slot, like: np.ndarray) -> np.ndarray:
-    """The part of a flat buffer that a tensor has, in that tensor's dtype and shape."""
-    part = flat[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
-    return part.view(like.dtype).reshape(like.shape)

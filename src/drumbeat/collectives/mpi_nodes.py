@@ -40,6 +40,7 @@ class Places:
             one machine, or where MPI's own all-reduce does it all.
         cost: Of a sum between machines; all zero where there is one.
         is_one_machine: Whether all workers are on it.
+        one_each: Whether every machine has one worker only; the same on all workers.
     """
 
     local_rank: int = 0
@@ -48,6 +49,7 @@ class Places:
     between: BetweenNodes | None = None
     cost: Cost = Cost()
     is_one_machine: bool = True
+    one_each: bool = False
 
 
 def find_places(comm: MPI.Intracomm, local_rank: int, wait_until: WaitUntil) -> Places:
@@ -65,8 +67,12 @@ def find_places(comm: MPI.Intracomm, local_rank: int, wait_until: WaitUntil) -> 
     nodes = np.cumsum(ranks == 0) - 1
     node_number = int(nodes[comm.Get_rank()])
     local_size = int((nodes == node_number).sum())
-    places = Places(local_rank=local_rank, is_one_machine=nodes[-1] == 0)
-    if nodes[-1] < comm.Get_size() - 1:
+    places = Places(
+        local_rank=local_rank,
+        is_one_machine=nodes[-1] == 0,
+        one_each=nodes[-1] == comm.Get_size() - 1,
+    )
+    if not places.one_each:
         # MPI can't be given a deadline for this, but all are here.
         node: Any = comm.Split(node_number, comm.Get_rank())
         places.memory = _shared_memory(comm, node, wait_until)

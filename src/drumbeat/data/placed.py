@@ -85,6 +85,7 @@ def placed_batches(reading: Reading, range_of: RangeOf, *, spans: bool) -> tf.da
     options.deterministic = True
     # Counts must not run ahead of the batches that are taken.
     options.experimental_optimization.inject_prefetch = False
+    options.autotune.enabled = False  # see `distributed.without_autotuning`
     passes = tf.data.Dataset.range(1).flat_map(_not_converted(lambda _: _passes(reading, steps)))
     batches = passes.prefetch(_AHEAD).map(give)
     total = (

@@ -164,15 +164,15 @@ class Agent:
             self._attempts.withdraw()
             return Outcome(code=128 + number)
         failure = signal_failure(self._settings.node_rank, number)
+        outcome = Outcome(code=128 + number)
         if number == signal.SIGTERM and self._attempts.can_be_taken_up:
             failure = dataclasses.replace(failure, code=PREEMPTED_CODE, kind=Kind.PREEMPTED)
-            await meeting.tell(failure.to_event())
-            return Outcome(code=PREEMPTED_CODE, summary=PREEMPTED)
+            outcome = Outcome(code=PREEMPTED_CODE, summary=PREEMPTED)
         await meeting.tell(failure.to_event())
         if number == signal.SIGINT:
             # After SIGTERM, a platform may start this node again, and the others wait for that.
             await meeting.call_off()
-        return Outcome(code=128 + number)
+        return outcome
 
     async def _outcome(self, work: asyncio.Future[Outcome]) -> Outcome:
         if self._signals:

@@ -46,15 +46,24 @@ def make_folder(given: Path | None, name: str) -> Path:
             made = wanted
         else:
             made = _make_unique(wanted)
-        probe = made / f".{os.getpid()}.new"
-        probe.write_bytes(b" ")
-        probe.unlink()
+        check_writable(made)
     except OSError as error:
         raise ConfigError(
             f"The run's folder {wanted} can't be written: {error.strerror or error}. Give another "
             "one with --run-dir."
         ) from None
     return made.resolve()
+
+
+def check_writable(folder: Path) -> None:
+    """Writes a file there, and removes it.
+
+    Raises:
+        OSError: That is not possible.
+    """
+    probe = _beside(folder / "probe")
+    probe.write_bytes(b" ")
+    probe.unlink()
 
 
 def _make_unique(wanted: Path) -> Path:
@@ -112,14 +121,24 @@ def write_times(run_dir: Path, node_rank: int) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replaces `path` in one step.
+    """Replaces `path` in one step; several processes may do so at a time.
 
     Raises:
         OSError: The disk is full or the folder is gone.
     """
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    new.replace(path)
+    new = _beside(path)
+    try:
+        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        new.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise
+
+
+def _beside(path: Path) -> Path:
+    """This process's own place for what is to become `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.new")
 
 
 def _version(name: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drumbeat.launch.calibration import Finding, chosen
+from drumbeat.launch.files import check_writable, write_json
 
 FORMAT = 1
 _FILE = Path("drumbeat") / "tune.json"
@@ -79,9 +79,7 @@ class Cache:
             return False
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            probe = self.path.with_name(f".{os.getpid()}.new")
-            probe.write_bytes(b"")
-            probe.unlink()
+            check_writable(self.path.parent)
         except OSError:
             return False
         return True
@@ -130,14 +128,10 @@ class Cache:
             key: {"measured": e.measured, "findings": [f.to_json() for f in e.findings]}
             for key, e in self._entries.items()
         }
-        new = self.path.with_name(f".{os.getpid()}.new")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps({"format": FORMAT, "entries": entries}, indent=2) + "\n")
-            new.replace(self.path)
+            write_json(self.path, {"format": FORMAT, "entries": entries})
         except OSError:
-            with contextlib.suppress(OSError):
-                new.unlink()
             return False
         return True
 

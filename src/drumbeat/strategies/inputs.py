@@ -18,6 +18,7 @@ from drumbeat.data.distributed import (
     PlacedBatches,
     WholeBatches,
     in_one_order,
+    without_autotuning,
 )
 from drumbeat.data.ordered import DistributedOrderedDataset, OrderedDataset
 from drumbeat.data.policies import shard
@@ -80,8 +81,10 @@ class Inputs:
 
     def distribute(self, dataset: Any) -> Any:
         """This worker's view of a dataset of global batches."""
-        if isinstance(dataset, DistributedDataset) or self._communicator.size == 1:
+        if isinstance(dataset, DistributedDataset):
             return dataset
+        if self._communicator.size == 1:
+            return _alone(dataset)
         rank, size = self._communicator.rank, self._communicator.size
         if isinstance(dataset, OrderedDataset):
             if self.rebalancer is not None and rank == 0:
@@ -126,7 +129,7 @@ class Inputs:
                 num_replicas_in_sync=size,
             )
         )
-        return dataset if size == 1 else DistributedDataset(dataset, self._own)
+        return _alone(dataset) if size == 1 else DistributedDataset(dataset, self._own)
 
     def _rows_of(self, total: Any) -> tuple[Any, Any]:
         """The range of this worker's rows in a global batch of `total` rows."""
@@ -153,6 +156,11 @@ class Inputs:
     def _all_agree(self, mine: bool) -> bool:
         agreed = self._communicator.all_reduce_numpy(np.array([mine], np.int64), "min")
         return bool(agreed[0])
+
+
+def _alone(dataset: Any) -> Any:
+    is_plain = isinstance(dataset, tf.data.Dataset) and not isinstance(dataset, OrderedDataset)
+    return without_autotuning(dataset) if is_plain else dataset
 
 
 def check(size: int, shares: Shares, exact: int | None) -> None:

@@ -82,11 +82,9 @@ def take(
 def python_of(state: State, rank: int) -> dict[str, Any]:
     """What worker `rank` gave to `take` as `python`; a new worker gets the chief's."""
     own = resizing.own_of(state, rank).arrays
-    names = [_part_name(digest) for digest in own[_PARTS].tolist()]
-    parts = [(state.arrays.get(name, own.get(name))) for name in names]
-    return pickle.loads(
-        own[_PYTHON].tobytes(), buffers=[part.tobytes() for part in parts if part is not None]
-    )
+    arrays = {**state.arrays, **own}
+    parts = [arrays[_part_name(digest)].tobytes() for digest in own[_PARTS].tolist()]
+    return pickle.loads(own[_PYTHON].tobytes(), buffers=parts)
 
 
 def put_back(state: State, holdings: Holdings, rank: int, size: int) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from drumbeat import keras_internals as touch
 from drumbeat.cluster.identity import Identity
 from drumbeat.collectives.times import CollectiveTimes
 from drumbeat.state.step_times import (
@@ -172,13 +173,9 @@ class TimeReport:
             logger.warning("%s", text)
 
     def _show(self, times: EpochTimes) -> None:
-        """Scalars for each TensorBoard callback, beside its own."""
+        """Scalars for each TensorBoard callback, among its own."""
         for board in self._boards:
-            folder = os.path.join(board.log_dir, "train")
-            writer = self._told.writers.get(folder)
-            if writer is None:
-                writer = tf.summary.create_file_writer(folder, filename_suffix=".steps")
-                self._told.writers[folder] = writer
+            writer = touch.train_writer(board)
             with writer.as_default(), tf.summary.record_if(True):
                 for name, value in times.means().items():
                     tf.summary.scalar(f"step_time_ms/{name}", 1e3 * value, step=times.epoch)
@@ -190,13 +187,11 @@ class Told:
 
     Attributes:
         before: Of the fits before the one that runs.
-        writers: TensorBoard's files, by folder.
     """
 
     def __init__(self, identity: Identity, note: TimesNote | None) -> None:
         """Args: who this worker is, and its part of the progress page."""
         self.before = StepTimes()
-        self.writers: dict[str, Any] = {}
         self._note = note
         self._path = worker_file(Path(identity.run_dir), identity.name)
 

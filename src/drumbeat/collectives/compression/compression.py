@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from drumbeat.cluster.compression import AUTO, NONE, Compress
 from drumbeat.collectives.buckets import plan
-from drumbeat.collectives.buffers import BufferPool
+from drumbeat.collectives.buffers import BufferPool, parts_of
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.compression.choice import Choice
 from drumbeat.collectives.compression.machines import Machines
@@ -112,22 +112,18 @@ class Compression:
             own.runner = make(self._communicator, own, self._machines)
         times = self._communicator.times
         began_s, spent_s = time.monotonic(), times.spent_s
-        results = self._room(own)
-        own.runner.sum([np.asarray(array) for array in arrays], results)
+        given = [np.asarray(array) for array in arrays]
+        results = self._room(own, given)
+        own.runner.sum(given, results)
         # Encoding and decoding are a part of the transfer's cost.
         times.transfer_s += time.monotonic() - began_s - (times.spent_s - spent_s)
         return results
 
-    def _room(self, own: Group) -> list[np.ndarray]:
+    def _room(self, own: Group, like: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Memory for results, which TensorFlow takes over without a copy."""
-        (bucket,) = plan([("float32", int(np.prod(shape)), 4) for shape in own.shapes])
+        (bucket,) = plan([(a.dtype.name, a.size, a.itemsize) for a in like])
         memory = self._pool.take(own.names, bucket.size_bytes)
-        return [
-            memory[slot.offset_bytes : slot.offset_bytes + slot.size_bytes]
-            .view(np.float32)
-            .reshape(shape)
-            for slot, shape in zip(bucket.slots, own.shapes, strict=True)
-        ]
+        return list(parts_of(memory, bucket, like).values())
 
 
 def _shapes(gradients: Sequence[Any], chosen: Sequence[int]) -> list[tuple[int, ...]]:
