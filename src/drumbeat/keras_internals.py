@@ -470,7 +470,7 @@ def usual_rows_of_arrays(epochs: Any) -> int:
 
 def has_keras_train_step(model: Any) -> bool:
     """Whether `model` trains by Keras's own `train_step`."""
-    return type(model).train_step is borrow(TRAIN_STEP)
+    return type(model).train_step is borrow(TRAIN_STEP) and "train_step" not in vars(model)
 
 
 def supports_jit(model: Any) -> bool:

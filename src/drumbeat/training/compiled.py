@@ -2,8 +2,8 @@
 
 What XLA compiles can't talk to other workers. So there are two parts, with the sum of the
 gradients between them: forward and backward, and the optimizer's update. All else of the
-step (the input, metrics) runs as ever. Which part of which model is compiled is decided
-before its first step, see `jit`.
+step (the input, metrics) runs as ever. Which models that is done for is settled before
+their first step, see `jit`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -24,33 +23,17 @@ from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.training import current
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Which parts of a step are compiled.
-
-    Attributes:
-        gradients: From the batch to the gradients of this worker.
-        update: From the summed gradients to new weights.
-    """
-
-    gradients: bool = False
-    update: bool = False
-
-
-NOTHING = Parts()
-_of_models: Any = weakref.WeakKeyDictionary()
+class NotCompilable(Exception):
+    """Why a step is not compiled, in words."""
 
 
 class _Here(threading.local):
     gradients = False
-    updates = False
+    update = False
 
 
 _here = _Here()
-
-
-class NotCompilable(Exception):
-    """Why a step is not compiled, in words."""
+_models: Any = weakref.WeakSet()
 
 
 def integrate() -> None:
@@ -58,23 +41,46 @@ def integrate() -> None:
     touch.wrap(touch.TRAIN_STEP, _train_step)
 
 
-def use(model: Any, parts: Parts) -> None:
-    """From now on `model` trains in these ways; its train function is made anew if that differs."""
-    if _of_models.get(model, NOTHING) != parts:
+def use(model: Any, *, jit: bool) -> None:
+    """From now on the steps of `model` are compiled, or not; where that changes, traced anew."""
+    if (model in _models) != jit:
         model.train_function = None
-    _of_models[model] = parts
+        (_models.add if jit else _models.discard)(model)
+
+
+def is_for_xla() -> bool:
+    """Whether what is traced just now is a forward and backward part that XLA compiles."""
+    return _here.gradients
+
+
+@contextlib.contextmanager
+def updates(*, jit: bool) -> Iterator[None]:
+    """Within this, `update` compiles, or not."""
+    before, _here.update = _here.update, jit
+    try:
+        yield
+    finally:
+        _here.update = before
+
+
+def update(function: Callable[[list[Any]], Any], reduced: list[Any]) -> Any:
+    """What `function` returns for the summed gradients, compiled where the step at hand is.
+
+    Gradients of some rows only, as of embeddings, may come for other numbers of rows in each
+    step, and each would be compiled for anew. So they are not.
+    """
+    if not _here.update or any(isinstance(each, tf.IndexedSlices) for each in reduced):
+        return function(reduced)
+    return tf.function(function, autograph=False, jit_compile=True)(reduced)
 
 
 def _train_step(original: Callable[..., Any]) -> Callable[..., Any]:
     def train_step(self: Any, data: Any) -> Any:
-        parts = _of_models.get(self, NOTHING)
         strategy = current.in_replica()
-        if strategy is None or parts == NOTHING or not touch.has_keras_train_step(self):
+        if strategy is None or self not in _models:
             return original(self, data)
-        with _updating(parts.update):
-            if not parts.gradients:
-                return original(self, data)
-            outputs, gradients = Gradients(self, strategy, jit=True)(data)
+        outputs, gradients = Gradients(self, strategy, jit=True)(data)
+        with updates(jit=True):
             self.optimizer.apply_gradients(zip(gradients, self.trainable_weights, strict=True))
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         return self.compute_metrics(x, y, outputs, sample_weight=sample_weight)
@@ -121,39 +127,3 @@ class Gradients:
         if any(map(touch.has_mask, tf.nest.flatten(outputs))):
             raise NotCompilable("its outputs have masks, which metrics need")
         return outputs, gradients
-
-
-def is_for_xla() -> bool:
-    """Whether what is traced just now is a part that XLA compiles."""
-    return _here.gradients
-
-
-@contextlib.contextmanager
-def _updating(jit: bool) -> Iterator[None]:
-    before, _here.updates = _here.updates, jit
-    try:
-        yield
-    finally:
-        _here.updates = before
-
-
-def update(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """`function` of the summed gradients, compiled if that was decided for the step at hand.
-
-    Gradients of some rows only, as of embeddings, may come for other numbers of rows in each
-    step. They are not compiled for.
-    """
-    if not _here.updates:
-        return function
-
-    def run(reduced: list[Any]) -> Any:
-        if any(isinstance(gradient, tf.IndexedSlices) for gradient in reduced):
-            return function(reduced)
-        return compiled_update(function, jit=True)(reduced)
-
-    return run
-
-
-def compiled_update(function: Callable[[list[Any]], Any], *, jit: bool) -> Any:
-    """`function` of the summed gradients as a function of its own."""
-    return tf.function(function, autograph=False, jit_compile=jit)

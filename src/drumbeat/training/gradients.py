@@ -105,8 +105,8 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
             owner = _owner(self, trainable_variables, len(grads))
         return strategy.extended.update_once(
             grads,
-            compiled.update(
-                lambda reduced: with_reduced(original, self, reduced, trainable_variables)
+            lambda reduced: compiled.update(
+                lambda sums: with_reduced(original, self, sums, trainable_variables), reduced
             ),
             of=owner,
         )

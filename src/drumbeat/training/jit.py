@@ -2,8 +2,8 @@
 
 Measured is on a batch of zeros, with nothing of other workers in it; variables and random
 numbers are put back afterwards, so that the training is the same whatever came out. All
-workers use what came out for all of them. See docs/performance.md for the figures behind
-the rule.
+workers use what came out for all of them. Where a `fit` isn't known to be long enough to
+make up for it, nothing is measured. See docs/performance.md for the figures behind the rule.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
@@ -22,19 +22,22 @@ import tensorflow as tf
 from drumbeat import keras_internals as touch
 from drumbeat.cluster.identity import Identity
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import compiled
-from drumbeat.training.compiled import NOTHING, NotCompilable, Parts
-from drumbeat.training.jit_record import Record
-from drumbeat.training.jit_trial import Timed, Trial
+from drumbeat.training import compiled, jit_trial
+from drumbeat.training.compiled import NotCompilable
+from drumbeat.training.jit_record import Record, Times
+from drumbeat.training.jit_trial import Trial
 
 logger = logging.getLogger("drumbeat")
 
-MOST_SAVED = 0.3
-"""The largest part of a step that XLA was seen to save: a dense network with Adam."""
-LONGEST_COMPILING = 15
-"""The most first calls that compiling was seen to take: a CNN with two convolutions."""
-LEAST_STEPS = 250
-"""With fewer it can't pay, as a first call takes as long as 2.6 steps or more."""
+LEAST_STEPS = 2500
+"""To time a step as it is takes as long as 13 to 52 of them: at most 2% of so many."""
+LEAST_GAIN = 0.05
+USUAL_GAIN = 0.1
+"""What compiling saves of a step where it is worth it: 11% to 16% of a transformer and a
+dense network."""
+MOST_COMPILING = 4
+"""Of the time in which a step is traced; seen were 1.9 to 2.5, and 3.5 with a convolution."""
+ROUNDS = 7
 
 
 @dataclass(frozen=True)
@@ -56,125 +59,133 @@ class Ahead:
 
 def settle(model: Any, strategy: DataParallelStrategy, ahead: Ahead) -> None:
     """Decides for `model`, which has been built; all workers must call it."""
-    asked = "on" if ahead.asked else strategy.extended.jit
+    asked = strategy.extended.jit
+    if asked == "auto" and ahead.asked:
+        asked = "on"
     if strategy.extended.exact or asked == "off":
         if ahead.asked:
-            _say(strategy, asked, "exact mode promises bytes that XLA would change")
-        compiled.use(model, NOTHING)
+            reason = "--jit off" if asked == "off" else "exact mode promises bytes that it changes"
+            _warn(strategy, reason)
+        compiled.use(model, jit=False)
     elif asked == "on":
-        compiled.use(model, _all_of_it(model, strategy, ahead))
+        compiled.use(model, jit=_as_asked(model, strategy, ahead))
     else:
-        compiled.use(model, _measured(model, strategy, ahead))
+        compiled.use(model, jit=_as_measured(model, strategy, ahead))
 
 
-def _all_of_it(model: Any, strategy: DataParallelStrategy, ahead: Ahead) -> Parts:
+def _as_asked(model: Any, strategy: DataParallelStrategy, ahead: Ahead) -> bool:
     reason = ""
     try:
-        _check_model(model)
+        _check(model, strategy)
         # The number of rows makes no difference to what XLA can compile.
-        Trial(model, strategy, _batch(ahead.spec, _local_rows(strategy, ahead) or 2)).check()
+        trial = Trial(model, strategy, _zeros(ahead.spec, _local_rows(strategy, ahead) or 2))
+        with trial.without_trace():
+            trial.check()
     except NotCompilable as error:
         reason = str(error)
-    _, worst = _extremes(strategy, float(bool(reason)))
-    if not worst:
-        return Parts(gradients=True, update=True)
-    _say(strategy, "on", reason or "another worker can't")
-    return NOTHING
-
-
-def _measured(model: Any, strategy: DataParallelStrategy, ahead: Ahead) -> Parts:
-    """What was chosen before, or what turns out to be faster now."""
-    keys = _Keys(model, strategy, ahead)
-    record = Record.from_env(os.environ)
-    known = _known(record, keys, strategy)
-    parts, tried = known, False
-    if parts is None:
-        parts, tried = _tried(model, strategy, ahead)
-    record.keep(keys.of_job, parts)
-    if tried and strategy.is_chief:
-        record.keep_for_user(keys.of_user, parts)
-    return parts
-
-
-def _tried(model: Any, strategy: DataParallelStrategy, ahead: Ahead) -> tuple[Parts, bool]:
-    """What is faster, and whether that was measured."""
-    rows, reason = _local_rows(strategy, ahead), ""
-    trial = None
-    try:
-        _check_model(model)
-        if ahead.steps < LEAST_STEPS:
-            raise NotCompilable(f"{ahead.steps} steps are too few for it to pay")
-        if not rows:
-            raise NotCompilable("the number of rows of a batch isn't known")
-        trial = Trial(model, strategy, _batch(ahead.spec, rows))
-    except NotCompilable as error:
-        reason = str(error)
-    if _extremes(strategy, float(trial is None))[1] or trial is None:
-        _say(strategy, "auto", reason or "another worker can't")
-        return NOTHING, False
-    return _timed_choice(trial, strategy, ahead.steps)
-
-
-def _timed_choice(trial: Trial, strategy: DataParallelStrategy, steps: int) -> tuple[Parts, bool]:
-    communicator = strategy.communicator
-    with_gradients = _is_on_one_machine() and _can(trial, strategy)
-    plain = {"update": trial.update(jit=False).slowest(communicator)}
-    if with_gradients:
-        plain["gradients"] = trial.gradients(jit=False).slowest(communicator)
-    worth = [name for name, timed in plain.items() if may_pay(timed, steps)]
-    if not worth:
-        _say(strategy, "auto", f"{steps} steps are too few for it to pay")
-        return NOTHING, False
-    jit = {}
-    for name in worth:
-        trying = trial.update if name == "update" else trial.gradients
-        jit[name] = trying(jit=True).slowest(communicator)
-    chosen = {name: pays(plain[name], jit[name], steps) for name in worth}
-    if strategy.is_chief:
-        for name in worth:
-            logger.info(_told(name, plain[name], jit[name], chosen=chosen[name]))
-    return Parts(**chosen), True
-
-
-def may_pay(plain: Timed, steps: int) -> bool:
-    """Whether XLA could save as much as compiling takes, which is done here and in the step.
-
-    Args:
-        plain: A part of the step, uncompiled.
-        steps: How many lie ahead.
-    """
-    return steps * MOST_SAVED * plain.usual_s > 2 * LONGEST_COMPILING * plain.first_s
-
-
-def pays(plain: Timed, jit: Timed, steps: int) -> bool:
-    """Whether a part of the step is faster when it is compiled, and long enough for that.
-
-    The slowest compiled call has to be faster than the fastest other one.
-
-    Args:
-        plain: The part, uncompiled.
-        jit: The same, compiled.
-        steps: How many lie ahead, for which it has to be compiled once more.
-    """
-    if max(jit.more_s) >= min(plain.more_s):
-        return False
-    return steps * (plain.usual_s - jit.usual_s) > jit.first_s
-
-
-def _can(trial: Trial, strategy: DataParallelStrategy) -> bool:
-    """Whether the forward and backward part can be compiled, on all workers."""
-    reason = ""
-    try:
-        trial.check()
-    except NotCompilable as error:
-        reason = str(error)
-    if not _extremes(strategy, float(bool(reason)))[1]:
+    if not _any(strategy, bool(reason)):
         return True
-    _say(strategy, "auto", f"its gradients can't be: {reason or 'another worker says so'}")
+    _warn(strategy, reason or "another worker can't")
     return False
 
 
-def _check_model(model: Any) -> None:
+def _warn(strategy: DataParallelStrategy, reason: str) -> None:
+    if strategy.is_chief:
+        logger.warning("XLA doesn't compile the steps of this model: %s.", reason)
+
+
+def _as_measured(model: Any, strategy: DataParallelStrategy, ahead: Ahead) -> bool:
+    """What was chosen before in this job, or what turns out to be faster."""
+    reason = ""
+    try:
+        if ahead.steps < LEAST_STEPS:
+            raise NotCompilable(f"{ahead.steps} steps are too few for it to pay")
+        _check(model, strategy)
+        _check_likely(model, strategy)
+        batch = _zeros(ahead.spec, _local_rows(strategy, ahead))
+    except NotCompilable as error:
+        batch, reason = None, str(error)
+    if _any(strategy, batch is None):
+        if strategy.is_chief:
+            logger.debug("jit auto: not compiled: %s.", reason or "another worker can't")
+        return False
+    record = Record.from_env(os.environ)
+    of_job, of_user = _keys(model, strategy, ahead)
+    chosen = _known(record.in_job(of_job), strategy)
+    if chosen is None:
+        known = record.of_user(of_user) if strategy.is_chief else None
+        times = _agreed(known, strategy)
+        trial = Trial(model, strategy, batch)
+        measured = _measured(trial, strategy, times, ahead.steps)
+        chosen = pays(measured, ahead.steps)
+        if strategy.is_chief:
+            if measured != times:
+                record.keep_for_user(of_user, measured)
+            _tell(measured, ahead.steps, chosen=chosen)
+    record.keep(of_job, chosen)
+    return chosen
+
+
+def may_pay(times: Times, steps: int) -> bool:
+    """Whether compiling, now and once more in the first step, is sure to be made up for."""
+    return steps * USUAL_GAIN * times.plain_s > 2 * MOST_COMPILING * times.first_s
+
+
+def pays(times: Times, steps: int) -> bool:
+    """Whether compiled steps are faster by enough to be worth being compiled once more."""
+    if not times.first_compiled_s or times.compiled_s > (1 - LEAST_GAIN) * times.plain_s:
+        return False
+    return steps * (times.plain_s - times.compiled_s) > times.first_compiled_s
+
+
+def _measured(
+    trial: Trial, strategy: DataParallelStrategy, known: Times | None, steps: int
+) -> Times:
+    """Times by which `pays` can tell: those known, if they are enough, or else new ones."""
+    if known is not None and (known.first_compiled_s or not may_pay(known, steps)):
+        return known
+    with trial.without_trace():
+        plain = trial.step(jit=False)
+        first_s = _slowest(strategy, [jit_trial.seconds(plain)])[0]
+        if first_s == float("inf"):
+            return Times(first_s, first_s)
+        plain_s = [jit_trial.seconds(plain) for _ in range(ROUNDS)]
+        times = Times(first_s, float(np.median(_slowest(strategy, plain_s))))
+        if not may_pay(times, steps):
+            return times
+        jit = trial.step(jit=True)
+        first_compiled_s = _slowest(strategy, [jit_trial.seconds(jit)])[0]
+        if first_compiled_s == float("inf"):
+            return replace(times, first_compiled_s=first_compiled_s, compiled_s=first_compiled_s)
+        # In turns, so that what else goes on slows both down.
+        both = [[jit_trial.seconds(plain), jit_trial.seconds(jit)] for _ in range(ROUNDS)]
+    pairs = _slowest(strategy, np.ravel(both).tolist()).reshape(ROUNDS, 2)
+    plain_s = float(np.median(pairs[:, 0]))
+    # Three of four rounds have been better than that.
+    ratio = float(np.quantile(pairs[:, 1] / pairs[:, 0], 0.75))
+    return Times(first_s, plain_s, first_compiled_s, plain_s * ratio)
+
+
+def _tell(times: Times, steps: int, *, chosen: bool) -> None:
+    if not times.first_compiled_s or times.first_compiled_s == float("inf"):
+        why = "too few for it to pay" if times.plain_s < float("inf") else "of a kind it can't"
+        logger.debug("jit auto: not compiled: %d steps of %.3g s, %s.", steps, times.plain_s, why)
+        return
+    logger.warning(
+        "--jit auto: a step takes %.3g ms when XLA compiles it (in %.1f s), %.3g as it is: %s.",
+        1e3 * times.compiled_s,
+        times.first_compiled_s,
+        1e3 * times.plain_s,
+        "compiled" if chosen else "not compiled",
+    )
+
+
+# What rules it out ----------------------------------------------------------------
+
+
+def _check(model: Any, strategy: DataParallelStrategy) -> None:
+    if tf.config.list_physical_devices("GPU"):
+        raise NotCompilable("it is made for CPUs, and there is a GPU")
     if model.run_eagerly:
         raise NotCompilable("it runs eagerly")
     if not touch.has_keras_train_step(model):
@@ -183,10 +194,23 @@ def _check_model(model: Any) -> None:
         raise NotCompilable("a layer says that it doesn't support XLA")
     if model.optimizer is None or not model.optimizer.built or not model.trainable_weights:
         raise NotCompilable("it has nothing to train")
+    if strategy.extended.inputs.rebalancer is not None:
+        raise NotCompilable("with --shares auto each new number of rows is compiled for anew")
 
 
-def _batch(spec: Any, rows: int) -> Any:
-    """A batch of zeros."""
+def _check_likely(model: Any, strategy: DataParallelStrategy) -> None:
+    """Raises NotCompilable where it won't be faster."""
+    if any("Conv" in name for name in touch.layer_names(model)):
+        raise NotCompilable(jit_trial.SLOW)
+    identity = Identity.from_env(os.environ)
+    if identity is None or identity.local_world_size < identity.world_size:
+        raise NotCompilable("between machines sums begin before all gradients are there")
+
+
+def _zeros(spec: Any, rows: int) -> Any:
+    """A batch."""
+    if not rows:
+        raise NotCompilable("the number of rows of a batch isn't known")
 
     def zeros(leaf: Any) -> Any:
         if leaf is None:
@@ -204,53 +228,50 @@ def _local_rows(strategy: DataParallelStrategy, ahead: Ahead) -> int:
     return stop - start
 
 
-def _is_on_one_machine() -> bool:
-    """Between machines sums of gradients begin before all are there, which compiling ends."""
-    identity = Identity.from_env(os.environ)
-    return identity is not None and identity.local_world_size == identity.world_size
+# What workers agree on ------------------------------------------------------------
 
 
-def _extremes(strategy: DataParallelStrategy, mine: float) -> tuple[float, float]:
-    """The smallest and the largest of all workers' numbers."""
-    both = strategy.communicator.all_reduce_numpy(np.array([-mine, mine]), "max", name="jit")
-    return -float(both[0]), float(both[1])
+def _slowest(strategy: DataParallelStrategy, mine: list[float]) -> np.ndarray:
+    numbers = np.array(mine, np.float64)
+    return strategy.communicator.all_reduce_numpy(numbers, "max", name="jit")
 
 
-def _say(strategy: DataParallelStrategy, asked: str, reason: str) -> None:
-    if strategy.is_chief:
-        level = logging.WARNING if asked == "on" else logging.DEBUG
-        logger.log(level, "jit %s: XLA doesn't compile the steps of this model: %s.", asked, reason)
+def _any(strategy: DataParallelStrategy, mine: bool) -> bool:
+    return bool(_slowest(strategy, [float(mine)])[0])
 
 
-def _told(name: str, plain: Timed, jit: Timed, *, chosen: bool) -> str:
-    part = {"update": "the update", "gradients": "forward and backward"}[name]
-    times = f"{1e3 * jit.usual_s:.3g} ms compiled by XLA, {1e3 * plain.usual_s:.3g} as it is"
-    return f"jit auto: {part} takes {times}; {'compiled' if chosen else 'not compiled'}."
+def _known(mine: bool | None, strategy: DataParallelStrategy) -> bool | None:
+    """What any worker knows: one whose machine is new knows nothing."""
+    found = _slowest(strategy, [-1.0 if mine is None else float(mine)])[0]
+    return None if found < 0 else bool(found)
 
 
-# What was found before ------------------------------------------------------------
+def _agreed(times: Times | None, strategy: DataParallelStrategy) -> Times | None:
+    """The chief's."""
+    mine = [0.0] * 4
+    if times is not None:
+        mine = [times.first_s, times.plain_s, times.first_compiled_s, times.compiled_s]
+    of_chief = strategy.communicator.broadcast_numpy(np.array(mine, np.float64))
+    return Times(*of_chief.tolist()) if of_chief[0] else None
 
 
-class _Keys:
-    """Names of what a choice is for.
+def _keys(model: Any, strategy: DataParallelStrategy, ahead: Ahead) -> tuple[str, str]:
+    """Names of what a choice is for: for the job's record, and for the user's.
 
-    Attributes:
-        of_job: The model and its global batch.
-        of_user: The same with all else that decides how fast a step is.
+    The first of the model, its batches and how many there are, the second without their
+    number, but with all else that decides how fast a step is.
     """
-
-    def __init__(self, model: Any, strategy: DataParallelStrategy, ahead: Ahead) -> None:
-        variables = [
-            (tuple(v.shape), str(v.dtype), bool(v.trainable))
-            for v in (*model.variables, *(model.optimizer.variables if model.optimizer else ()))
-        ]
-        optimizer = type(model.optimizer).__name__
-        about = [touch.layer_names(model), variables, optimizer, str(ahead.spec), ahead.rows]
-        machine = [_cpu(), os.sched_getaffinity(0).__len__(), tf.__version__, keras.__version__]
-        machine += [tf.config.threading.get_intra_op_parallelism_threads()]
-        machine += [os.environ.get("TF_ENABLE_ONEDNN_OPTS", ""), strategy.extended.shares.units]
-        self.of_job = _digest(about)
-        self.of_user = _digest([about, machine])
+    variables = [
+        (tuple(v.shape), str(v.dtype), bool(v.trainable))
+        for v in (*model.variables, *model.optimizer.variables)
+    ]
+    optimizer = type(model.optimizer).__name__
+    about = [touch.layer_names(model), variables, optimizer, str(ahead.spec), ahead.rows]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    machine = [_cpu(), cores, tf.__version__, keras.__version__]
+    machine += [tf.config.threading.get_intra_op_parallelism_threads()]
+    machine += [os.environ.get("TF_ENABLE_ONEDNN_OPTS", ""), strategy.extended.shares.units]
+    return _digest([about, ahead.steps]), _digest([about, machine])
 
 
 def _digest(parts: Any) -> str:
@@ -263,19 +284,3 @@ def _cpu() -> str:
             return next((line for line in file if line.startswith("model name")), "")
     except OSError:
         return platform.processor()
-
-
-def _known(record: Record, keys: _Keys, strategy: DataParallelStrategy) -> Parts | None:
-    """What the job, or else the chief's machine, has chosen before."""
-    of_job = record.in_job(keys.of_job)
-    of_user = record.of_user(keys.of_user) if strategy.is_chief else None
-    mine = _JOBS_FIRST + _code(of_job) if of_job is not None else _code(of_user)
-    found = int(_extremes(strategy, float(mine))[1]) % _JOBS_FIRST
-    return None if found == 0 else Parts(gradients=bool(found & 2), update=bool(found & 1))
-
-
-_JOBS_FIRST = 8
-
-
-def _code(parts: Parts | None) -> int:
-    return 0 if parts is None else 4 + 2 * parts.gradients + parts.update
