@@ -1,0 +1,183 @@
+"""Trainings whose steps XLA compiles, for test_compiled.py.
+
+    drumbeat run -n 2 jitted.py OUTPUT_FOLDER KIND
+
+KIND is "both" for small models with and without compiled steps, else a training that may be
+killed: "fit" as `--jit` says, "chooses" as if compiling were found to pay in the first attempt,
+and not to in later ones.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import drumbeat
+from drumbeat.training import compiled, jit, randomness
+from drumbeat.training.jit_trial import Trial
+
+FOLDER, KIND = Path(sys.argv[1]), sys.argv[2]
+RANK = int(os.environ["DRUMBEAT_RANK"])
+layers = keras.layers
+
+
+def rows_of_numbers(count=75, batch=32):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(count, 6)).astype("float32")
+    y = (x @ random.normal(size=(6, 3))).argmax(-1)
+    return tf.data.Dataset.from_tensor_slices((x, y, random.random(count))).batch(batch)
+
+
+def rows_of_words(count=75, batch=32):
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 50, (count, 4)), random.random((count, 1))
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch)
+
+
+def dense(**compiling):
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(16, activation="tanh", kernel_regularizer="l2"),
+            layers.Dropout(0.4),
+            layers.BatchNormalization(),
+            layers.Dense(3),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"], weighted_metrics=["accuracy"], **compiling)
+    return model
+
+
+def words(**compiling):
+    inputs = keras.Input((4,), dtype="int64")
+    x = layers.GlobalAveragePooling1D()(layers.Embedding(50, 8)(inputs))
+    model = keras.Model(inputs, layers.Dense(1)(layers.Dense(8, activation="relu")(x)))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", steps_per_execution=2, **compiling)
+    return model
+
+
+def convolution(**compiling):
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Reshape((6, 1)),
+            layers.Conv1D(4, 3),
+            layers.Flatten(),
+            layers.Dense(3),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, loss, **compiling)
+    return model
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def own_step(**compiling):
+    model = OwnStep([keras.Input((6,)), layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), **compiling)
+    return model
+
+
+def normal_noise(**compiling):
+    model = keras.Sequential([keras.Input((6,)), layers.GaussianNoise(0.1), layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), **compiling)
+    return model
+
+
+CASES = {
+    "dense": (dense, rows_of_numbers),
+    "words": (words, rows_of_words),
+    "convolution": (convolution, rows_of_numbers),
+    "own step": (own_step, rows_of_numbers),
+    "normal noise": (normal_noise, rows_of_numbers),
+}
+
+
+def fitted(make, data, jit_option, **compiling):
+    keras.utils.set_random_seed(1)
+    with drumbeat.strategy(jit=jit_option).scope():
+        model = make(**compiling)
+    history = model.fit(data(), epochs=3, verbose=0).history
+    return model, history
+
+
+def told(model, history):
+    variables = [*model.variables, *model.optimizer.variables]
+    state = [np.asarray(tf.convert_to_tensor(v)).tolist() for v in variables]
+    return {"history": history, "state": state, "compiled": model in compiled._models}
+
+
+def as_if_it_paid(pays=lambda times, steps: True):
+    """Lets `auto` try short trainings too."""
+    jit.LEAST_STEPS, jit.may_pay, jit.pays = 1, lambda times, steps: True, pays
+
+
+def traces():
+    """What a trial changes: nothing, of all that a training goes by."""
+    keras.utils.set_random_seed(1)
+    strategy = drumbeat.strategy(jit="auto")
+    with strategy.scope():
+        model = dense()
+    model.fit(rows_of_numbers(), verbose=0)
+
+    def state():
+        metrics = [v for metric in model.metrics for v in metric.variables]
+        held = [*model.variables, *model.optimizer.variables, *metrics]
+        return repr([np.asarray(tf.convert_to_tensor(v)).tolist() for v in held]) + repr(
+            randomness.state()
+        )
+
+    spec = (
+        tf.TensorSpec([None, 6], tf.float32),
+        tf.TensorSpec([None], tf.int64),
+        tf.TensorSpec([None], tf.float64),
+    )
+    trial, before, changed = Trial(model, strategy, jit._zeros(spec, 16)), state(), []
+    with trial.without_trace():
+        for way in (False, True):
+            trial.step(jit=way)()
+            changed.append(state() != before)
+    return {"changed within": changed, "changed after": state() != before}
+
+
+def main():
+    if KIND != "both":
+        attempt = int(os.environ["DRUMBEAT_ATTEMPT"])
+        if KIND == "chooses":
+            as_if_it_paid(lambda times, steps: attempt == 1)
+        model, history = fitted(dense, rows_of_numbers, None)
+        (FOLDER / f"{RANK}.json").write_text(json.dumps(told(model, history)))
+        return
+    messages = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logging.getLogger("drumbeat").addHandler(handler)
+    found = {}
+    for name, (make, data) in CASES.items():
+        ways = {"off": told(*fitted(make, data, "off"))}
+        messages.clear()
+        ways["on"] = told(*fitted(make, data, "on"))
+        found[name] = {**ways, "messages": [m for m in messages if "XLA" in m]}
+    found["asked"] = told(*fitted(dense, rows_of_numbers, "auto", jit_compile=True))
+    found["short"] = told(*fitted(dense, rows_of_numbers, "auto"))
+    as_if_it_paid()
+    found["measured"] = told(*fitted(dense, rows_of_numbers, "auto"))
+    found["measured convolution"] = told(*fitted(convolution, rows_of_numbers, "auto"))
+    found["traces"] = traces()
+    (FOLDER / f"{RANK}.json").write_text(json.dumps(found))
+
+
+main()
