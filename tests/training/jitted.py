@@ -2,8 +2,7 @@
 
     drumbeat run -n 2 jitted.py OUTPUT_FOLDER KIND
 
-KIND is "both" for small models with and without compiled steps, else a training that may be
-killed: "fit" as `--jit` says, "chooses" as if compiling were found to pay in the first attempt,
+KIND is "many" or "convolution" for small models both ways, else a training that may be killed: "fit" as `--jit` says, "chooses" as if compiling were found to pay in the first attempt,
 and not to in later ones.
 """
 
@@ -60,7 +59,9 @@ def words(**compiling):
     inputs = keras.Input((4,), dtype="int64")
     x = layers.GlobalAveragePooling1D()(layers.Embedding(50, 8)(inputs))
     model = keras.Model(inputs, layers.Dense(1)(layers.Dense(8, activation="relu")(x)))
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", steps_per_execution=2, **compiling)
+    model.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9), "mse", steps_per_execution=2, **compiling
+    )
     return model
 
 
@@ -97,21 +98,11 @@ def normal_noise(**compiling):
     return model
 
 
-CASES = {
-    "dense": (dense, rows_of_numbers),
-    "words": (words, rows_of_words),
-    "convolution": (convolution, rows_of_numbers),
-    "own step": (own_step, rows_of_numbers),
-    "normal noise": (normal_noise, rows_of_numbers),
-}
-
-
 def fitted(make, data, jit_option, **compiling):
     keras.utils.set_random_seed(1)
     with drumbeat.strategy(jit=jit_option).scope():
         model = make(**compiling)
-    history = model.fit(data(), epochs=3, verbose=0).history
-    return model, history
+    return model, model.fit(data(), epochs=2, verbose=0).history
 
 
 def told(model, history):
@@ -125,27 +116,18 @@ def as_if_it_paid(pays=lambda times, steps: True):
     jit.LEAST_STEPS, jit.may_pay, jit.pays = 1, lambda times, steps: True, pays
 
 
-def traces():
+def traces(model):
     """What a trial changes: nothing, of all that a training goes by."""
-    keras.utils.set_random_seed(1)
-    strategy = drumbeat.strategy(jit="auto")
-    with strategy.scope():
-        model = dense()
-    model.fit(rows_of_numbers(), verbose=0)
 
     def state():
         metrics = [v for metric in model.metrics for v in metric.variables]
         held = [*model.variables, *model.optimizer.variables, *metrics]
-        return repr([np.asarray(tf.convert_to_tensor(v)).tolist() for v in held]) + repr(
-            randomness.state()
-        )
+        values = [np.asarray(tf.convert_to_tensor(v)).tolist() for v in held]
+        return repr((values, randomness.state()))
 
-    spec = (
-        tf.TensorSpec([None, 6], tf.float32),
-        tf.TensorSpec([None], tf.int64),
-        tf.TensorSpec([None], tf.float64),
-    )
-    trial, before, changed = Trial(model, strategy, jit._zeros(spec, 16)), state(), []
+    shapes = (([None, 6], tf.float32), ([None], tf.int64), ([None], tf.float64))
+    batch = jit._zeros(tuple(tf.TensorSpec(*each) for each in shapes), 16)
+    trial, before, changed = Trial(model, drumbeat.strategy(), batch), state(), []
     with trial.without_trace():
         for way in (False, True):
             trial.step(jit=way)()
@@ -153,31 +135,46 @@ def traces():
     return {"changed within": changed, "changed after": state() != before}
 
 
-def main():
-    if KIND != "both":
-        attempt = int(os.environ["DRUMBEAT_ATTEMPT"])
-        if KIND == "chooses":
-            as_if_it_paid(lambda times, steps: attempt == 1)
-        model, history = fitted(dense, rows_of_numbers, None)
-        (FOLDER / f"{RANK}.json").write_text(json.dumps(told(model, history)))
-        return
+def many():
+    """All that doesn't need a run of its own."""
     messages = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
     logging.getLogger("drumbeat").addHandler(handler)
     found = {}
-    for name, (make, data) in CASES.items():
-        ways = {"off": told(*fitted(make, data, "off"))}
+    found["words"] = both_ways(words, rows_of_words)
+    found["dense"] = {"off": told(*fitted(dense, rows_of_numbers, "auto"))}
+    found["dense"]["on"] = told(*fitted(dense, rows_of_numbers, "auto", jit_compile=True))
+    found["said"] = [m for m in messages if "XLA" in m]
+    for make in (own_step, normal_noise):
         messages.clear()
-        ways["on"] = told(*fitted(make, data, "on"))
-        found[name] = {**ways, "messages": [m for m in messages if "XLA" in m]}
-    found["asked"] = told(*fitted(dense, rows_of_numbers, "auto", jit_compile=True))
-    found["short"] = told(*fitted(dense, rows_of_numbers, "auto"))
+        made = told(*fitted(make, rows_of_numbers, "on"))
+        found[make.__name__] = made | {"said": [m for m in messages if "XLA" in m]}
     as_if_it_paid()
-    found["measured"] = told(*fitted(dense, rows_of_numbers, "auto"))
-    found["measured convolution"] = told(*fitted(convolution, rows_of_numbers, "auto"))
-    found["traces"] = traces()
-    (FOLDER / f"{RANK}.json").write_text(json.dumps(found))
+    model, history = fitted(dense, rows_of_numbers, "auto")
+    found["measured"] = told(model, history)
+    found["traces"] = traces(model)
+    return found
 
 
-main()
+def both_ways(make, data):
+    return {way: told(*fitted(make, data, way)) for way in ("off", "on")}
+
+
+def with_convolution():
+    found = both_ways(convolution, rows_of_numbers)
+    as_if_it_paid()
+    return found | {"auto": told(*fitted(convolution, rows_of_numbers, "auto"))}
+
+
+def one(attempt):
+    if KIND == "chooses":
+        as_if_it_paid(lambda times, steps: attempt == 1)
+    return told(*fitted(dense, rows_of_numbers, None))
+
+
+if KIND in ("fit", "chooses"):
+    found = one(int(os.environ["DRUMBEAT_ATTEMPT"]))
+else:
+    found = {"many": many, "convolution": with_convolution}[KIND]()
+(FOLDER / f"{RANK}.json").write_text(json.dumps(found))
