@@ -2,8 +2,9 @@
 
     drumbeat run -n 2 jitted.py OUTPUT_FOLDER KIND
 
-KIND is "many" or "convolution" for small models both ways, else a training that may be killed: "fit" as `--jit` says, "chooses" as if compiling were found to pay in the first attempt,
-and not to in later ones.
+KIND is "many" or "convolution" for small models both ways, else a training that may be
+killed: "fit" as `--jit` says, "chooses" as if compiling were found to pay in the first
+attempt, and not to in later ones.
 """
 
 from __future__ import annotations

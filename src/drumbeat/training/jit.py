@@ -63,9 +63,8 @@ def settle(model: Any, strategy: DataParallelStrategy, ahead: Ahead) -> None:
     if asked == "auto" and ahead.asked:
         asked = "on"
     if strategy.extended.exact or asked == "off":
-        if ahead.asked:
-            reason = "--jit off" if asked == "off" else "exact mode promises bytes that it changes"
-            _warn(strategy, reason)
+        if ahead.asked and asked != "off":
+            _warn(strategy, "exact mode promises bytes that it changes")
         compiled.use(model, jit=False)
     elif asked == "on":
         compiled.use(model, jit=_as_asked(model, strategy, ahead))
