@@ -61,6 +61,7 @@ RUNS = [
         "drumbeat", 0, 10, counters={"waiting_s": 0.03, "transfer_s": 0.06, "calls": 1, "bytes": 1}
     ),
     measured("drumbeat-1", 0, 8),
+    measured("drumbeat-apart", 0, 9),
     measured("tensorflow", 0, 60),
     measured("drumbeat", 1, 20),
     measured("drumbeat-1", 1, 18),
@@ -75,7 +76,8 @@ def test_ratios_are_taken_within_a_round(comparison) -> None:
     assert peers["tensorflow"]["faster"]["all"] == [6.0, 6.0]
     assert peers["drumbeat"]["efficiency"]["all"] == [0.8, 0.9]
     assert peers["drumbeat"]["exchange_ms"]["median"] == pytest.approx(2)
-    assert peers["drumbeat"]["over_floor"]["all"] == [pytest.approx(10 / 9, abs=1e-4)]
+    assert peers["drumbeat"]["efficiency_at_once"]["all"] == [0.9]
+    assert peers["drumbeat"]["over_floor"]["all"] == [1.0]
     assert peers["drumbeat"]["samples_s"]["max"] == pytest.approx(51_200)
     assert peers["drumbeat"]["transfer_share"]["median"] == pytest.approx(0.2)
     assert "efficiency" not in peers["tensorflow"]

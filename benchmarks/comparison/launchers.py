@@ -114,18 +114,27 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def _run(case: Case, folder: Path) -> list[str]:
+    command = [str(Path(sys.executable).with_name("drumbeat")), "run", "--run-dir", str(folder)]
+    return [*command, *case.peer.options]
+
+
 def _drumbeat(case: Case, folder: Path, started: Started) -> None:
-    drumbeat = [str(Path(sys.executable).with_name("drumbeat")), "run", *case.peer.options]
     script = case.script("train_keras.py", folder)
     if case.link is None:
-        run = ["-n", str(case.peer.workers), "--run-dir", str(folder / "run")]
-        started.add([*drumbeat, *run, *script])
+        started.add([*_run(case, folder / "run"), "-n", str(case.peer.workers), *script])
         return
     where = f"{case.link.addresses[0]}:{free_ports(1)[0]}"
     for rank in range(case.peer.workers):
-        run = ["-n", "1", "--nodes", str(case.peer.workers), "--node-rank", str(rank)]
-        run += ["--rendezvous", where, "--run-dir", str(folder / f"run-{rank}")]
-        started.add([*drumbeat, *run, *script], DRUMBEAT_TOKEN=folder.name)
+        run = [*_run(case, folder / f"run-{rank}"), "-n", "1", "--rendezvous", where]
+        run += ["--nodes", str(case.peer.workers), "--node-rank", str(rank)]
+        started.add([*run, *script], DRUMBEAT_TOKEN=folder.name)
+
+
+def _apart(case: Case, folder: Path, started: Started) -> None:
+    for number in range(case.processes):
+        run = [*_run(case, folder / f"run-{number}"), "-n", "1"]
+        started.add([*run, *case.script("train_keras.py", folder), "--number", str(number)])
 
 
 def _tf_config(case: Case, folder: Path, started: Started) -> None:
@@ -170,6 +179,7 @@ def _ray(case: Case, folder: Path, started: Started) -> None:
 
 LAUNCHERS: dict[str, Callable[[Case, Path, Started], None]] = {
     "drumbeat": _drumbeat,
+    "apart": _apart,
     "tf_config": _tf_config,
     "alone": _alone,
     "torch": _torch,

@@ -126,6 +126,7 @@ class Peer:
         options: Of `drumbeat run`.
         arguments: Added to those of the worker script.
         alone: The same with one worker, pinned, by which its scaling is judged.
+        at_once: As many of these at the same time, which have nothing to tell each other.
         in_all_rounds: At which workloads; at others in the first only. None: at all.
     """
 
@@ -139,13 +140,23 @@ class Peer:
     options: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     alone: str | None = None
+    at_once: str | None = None
     in_all_rounds: tuple[str, ...] | None = None
 
 
 PEERS = {
-    "drumbeat": Peer(title="drumbeat", launcher="drumbeat", alone="drumbeat-1"),
+    "drumbeat": Peer(
+        title="drumbeat", launcher="drumbeat", alone="drumbeat-1", at_once="drumbeat-apart"
+    ),
     "drumbeat-1": Peer(
         title="drumbeat, one worker alone", launcher="drumbeat", workers=1, pinned=True
+    ),
+    "drumbeat-apart": Peer(
+        title="drumbeat, two workers alone at once",
+        launcher="apart",
+        workers=1,
+        processes=2,
+        pinned=True,
     ),
     "drumbeat-hook": Peer(
         title="drumbeat, a callback looks at each batch",
@@ -222,6 +233,9 @@ PEERS = {
         in_all_rounds=(),
     ),
 }
+
+# Jobs that only share the machine say how fast it is with all cores busy; they are no peers.
+NO_PEERS = {peer.at_once for peer in PEERS.values()}
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

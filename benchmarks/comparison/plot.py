@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from .peers import PEERS
+from .peers import NO_PEERS, PEERS
 from .plan import SIDE_BY_SIDE, WORKLOADS
 
 LEFT, WIDTH, RIGHT, BAR, GAP, HEAD, TOP = 300, 420, 90, 15, 16, 22, 52
@@ -51,7 +51,7 @@ def svg(groups: Mapping[str, Any]) -> str:
     parts, y = [], float(TOP)
     for key in SIDE_BY_SIDE:
         peers = groups.get(key, {}).get("peers", {})
-        names = [name for name in PEERS if name in peers]
+        names = [name for name in PEERS if name in peers and name not in NO_PEERS]
         if not names:
             continue
         parts.append(_text(LEFT, y + 12, WORKLOADS[key].title, 'font-weight="bold"'))

@@ -90,19 +90,22 @@ class Group:
         return figures | self._scaling(name, mine)
 
     def _scaling(self, name: str, mine: ByRound) -> dict[str, Any]:
-        alone = self._good.get(PEERS[name].alone or "", {}) if name in PEERS else {}
+        peer = PEERS.get(name)
+        alone = self._good.get(peer.alone or "", {}) if peer else {}
         both = sorted(set(mine) & set(alone))
         if not both:
             return {}
+        at_once = self._good.get(peer.at_once or "", {}) if peer else {}
         found: dict[str, Any] = {
             "efficiency": self._ratio(alone, mine, step_ms),
+            "efficiency_at_once": self._ratio(at_once, mine, step_ms),
             # What talking to each other costs, with all that comes of it.
             "exchange_ms": spread([step_ms(mine[n]) - step_ms(alone[n]) for n in both]),
         }
-        floored = [n for n in both if n in self._floors]
+        floored = sorted(set(mine) & set(at_once) & set(self._floors))
         if floored:
             found["over_floor"] = spread(
-                [step_ms(mine[n]) / (step_ms(alone[n]) + self._floors[n]) for n in floored]
+                [step_ms(mine[n]) / (step_ms(at_once[n]) + self._floors[n]) for n in floored]
             )
         return found
 

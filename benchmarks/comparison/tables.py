@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .peers import PEERS
+from .peers import NO_PEERS, PEERS
 from .plan import (
     RATES_GBIT,
     SIDE_BY_SIDE,
@@ -48,7 +48,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _peers(groups: Figures) -> list[str]:
     """Those that any workload has, in the order of `PEERS`."""
     found = {name for key in SIDE_BY_SIDE for name in groups.get(key, {}).get("peers", {})}
-    return [name for name in PEERS if name in found]
+    return [name for name in PEERS if name in found - NO_PEERS]
 
 
 def _keys(groups: Figures) -> list[str]:
@@ -75,12 +75,14 @@ def across(
 
 def ours(groups: Figures) -> str:
     """Where drumbeat's time goes, workload by workload."""
-    head = ["drumbeat", "step, ms", "one worker alone, ms", "efficiency", "sum alone, ms"]
-    head += ["times the floor", "waiting", "transfer", "exchange, ms", "TensorFlow's (tuned)"]
+    head = ["drumbeat", "step, ms", "one worker alone, ms", "efficiency", "two alone at once, ms"]
+    head += ["efficiency by these", "sum alone, ms", "times the floor", "waiting", "transfer"]
+    head += ["exchange, ms", "TensorFlow's (tuned)"]
     rows = []
     for key in _keys(groups):
         peers = groups[key]["peers"]
         mine, alone = peers.get("drumbeat", {}), peers.get("drumbeat-1", {})
+        at_once = peers.get("drumbeat-apart", {})
         floor = {"floor": groups[key]["floor_ms"]}
         rows.append(
             [
@@ -88,6 +90,8 @@ def ours(groups: Figures) -> str:
                 cell(mine, "step_ms"),
                 cell(alone, "step_ms"),
                 cell(mine, "efficiency"),
+                cell(at_once, "step_ms"),
+                cell(mine, "efficiency_at_once"),
                 cell(floor, "floor"),
                 cell(mine, "over_floor"),
                 cell(mine, "waiting_share", percent),

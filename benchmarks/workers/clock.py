@@ -24,6 +24,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, help="in an epoch (default: the workload's)")
     parser.add_argument("--pictures", type=Path, help="folder of the pictures")
     parser.add_argument("--sleep-ms", type=float, default=100, help="of the workload sleep")
+    parser.add_argument("--number", type=int, default=0, help="of jobs that run at once")
     parser.add_argument("--batch-hook", action="store_true", help="a callback for each batch")
     return parser.parse_args()
 

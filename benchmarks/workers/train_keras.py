@@ -109,7 +109,7 @@ def main() -> None:
         strategy: Any = tf.distribute.MultiWorkerMirroredStrategy()
     else:
         strategy = tf.distribute.get_strategy()  # one process, all cores
-    train(options, strategy, int(task["index"]))
+    train(options, strategy, options.number + int(task["index"]))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from drumbeat.collectives.local import LocalCommunicator
 from drumbeat.data.distributed import (
     DistributedDataset,
     OwnBatches,
@@ -19,6 +20,7 @@ from drumbeat.data.replay import iterator_at
 from drumbeat.data.rows import BatchRows, Span, num_rows
 from drumbeat.data.shares import Shares
 from drumbeat.errors import DataError
+from drumbeat.strategies.inputs import Inputs
 
 pytestmark = pytest.mark.tensorflow
 
@@ -46,6 +48,16 @@ def test_a_local_batch_has_any_number_of_rows() -> None:
     dataset, _ = sliced(numbers(20, 10, drop_remainder=True), 0, 3)
     assert dataset.element_spec.shape == [None]
     assert int(dataset.cardinality) == 2
+
+
+def test_no_thread_tunes_what_does_not_ask_for_it() -> None:
+    # Or the end of an epoch waits for it to wake up.
+    asks = tf.data.Options()
+    asks.autotune.enabled = True
+    for dataset, tuned in ((numbers(20, 10), False), (numbers(20, 10).with_options(asks), True)):
+        alone = Inputs(LocalCommunicator(), Shares.equal(1)).distribute(dataset)
+        for pipeline in (alone, sliced(dataset, 0, 2)[0].pipeline):
+            assert pipeline.options().autotune.enabled is tuned
 
 
 def test_where_each_batch_stands_is_recorded() -> None:

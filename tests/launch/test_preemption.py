@@ -105,6 +105,44 @@ def test_ctrl_c_does_not_wait_for_anything(jobs):
     assert "saved" not in result.log("worker-0")
 
 
+DIES = """
+    import os, signal, sys
+    from drumbeat.state.notice import Notice
+    from drumbeat.state.progress import ProgressPage
+
+    if sys.argv[1] == "keeps backups":
+        page = ProgressPage.from_env(os.environ)
+        Notice(page, is_training=lambda: True, on_idle=lambda: None).listen()
+    with open("lives", "a") as file:
+        file.write("x")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("keeps backups", 75),
+        pytest.param("keeps none", 128 + signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_before_the_next_attempt_nothing_is_left_to_save(jobs, how, code):
+    lives = jobs.folder / "lives"
+    job = jobs.start(jobs.script(DIES), how, options=("-n", "1"))
+    deadline = time.monotonic() + 15
+    while not (lives.exists() and len(lives.read_text()) == 3):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.7)  # of the 2 s until the fourth
+    job.process.send_signal(signal.SIGTERM)
+    result = job.end(5)
+    assert result.code == code, result.out
+    assert "again in 2 s" in result.out
+    assert ("The same command goes on from there" in result.out) == (code == 75)
+    assert len(lives.read_text()) == 3
+    assert job.alive_after(0.5) == []
+
+
 @pytest.mark.parametrize(("option", "seed"), [((), "77"), (("--seed", "5"), "5")])
 def test_a_job_that_goes_on_is_seeded_as_before(jobs, option, seed):
     about = About(job="before", step=9, phase=0, epoch=1, world_size=2, seed=77)
