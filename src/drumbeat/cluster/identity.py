@@ -148,6 +148,21 @@ class Identity:
         return identity
 
 
+def check_jit(given: object, exact: int | None) -> None:
+    """Whether `given` says if XLA compiles steps.
+
+    Raises:
+        ConfigError: It doesn't, or exact mode can't have it.
+    """
+    if given not in JIT_CHOICES:
+        raise ConfigError(f"jit is {given!r}; expected one of {', '.join(JIT_CHOICES)}.")
+    if given == "on" and exact is not None:
+        raise ConfigError(
+            f"jit=on and exact={exact} exclude each other: XLA does not compute the same bytes for "
+            "any number of workers. Leave one of them out."
+        )
+
+
 def parse_shares(text: str) -> tuple[int, ...] | str | None:
     """Inverse of `shares_text`: "2,1", "auto" or "".
 

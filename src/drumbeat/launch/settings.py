@@ -15,7 +15,7 @@ from pathlib import Path
 
 from drumbeat.cluster.compression import Compress
 from drumbeat.cluster.faults import Fault, check_places, parse_all
-from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, JIT_CHOICES, parse_shares
+from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, check_jit, parse_shares
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
@@ -398,15 +398,7 @@ def _check_numbers(arguments: RunArguments) -> None:
             f"--backup-every is {arguments.backup_every_s:g}, but there is no folder for backups; "
             "expected --backup-dir with it. drumbeat.callbacks.BackupAndRestore has its own every=."
         )
-    if arguments.jit not in JIT_CHOICES:
-        raise ConfigError(
-            f"--jit is {shown(arguments.jit)}; expected one of {listed(JIT_CHOICES)}."
-        )
-    if arguments.jit == "on" and arguments.exact:
-        raise ConfigError(
-            "--jit on and --exact exclude each other: XLA does not compute the same bytes for "
-            "any number of workers. Leave one of them out."
-        )
+    check_jit(arguments.jit, arguments.exact)
     if arguments.collectives not in COLLECTIVES_CHOICES:
         raise ConfigError(
             f"--collectives is {shown(arguments.collectives)}; expected one of "

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from drumbeat.cluster import ClusterSpec, Identity
 from drumbeat.cluster.compression import Compress
-from drumbeat.cluster.identity import AUTO_SHARES, EXACT_SHARDS, JIT_CHOICES, MAX_SHARE
+from drumbeat.cluster.identity import AUTO_SHARES, EXACT_SHARDS, MAX_SHARE, check_jit
 from drumbeat.collectives.choose import communicator
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.compression.choice import Choice
@@ -64,7 +64,8 @@ def strategy(
     if shares is not None and shares != AUTO_SHARES:
         _shares(shares)
     asked = None if compress is None else Compress.parse(compress)
-    _check_jit(jit, exact)
+    if jit is not None:
+        check_jit(jit, exact)
     cluster = ClusterSpec.from_env(env)
     identity = Identity.from_env(env)
     alone = cluster is None or (identity is None and cluster.world_size == 1)
@@ -166,16 +167,6 @@ def _data_parallel(
         measure_shares=shares == AUTO_SHARES,
         exact=exact,
     )
-
-
-def _check_jit(jit: object, exact: int | None) -> None:
-    if jit is not None and jit not in JIT_CHOICES:
-        raise ConfigError(f"jit is {jit!r}; expected one of {', '.join(JIT_CHOICES)}.")
-    if jit == "on" and exact is not None:
-        raise ConfigError(
-            f"jit='on' and exact={exact} exclude each other: XLA does not compute the same bytes "
-            "for any number of workers. Leave one of them out."
-        )
 
 
 def _check_exact(given: object) -> None:
