@@ -41,6 +41,7 @@ def strategy(
     exact: int | None = None,
     shares: Sequence[int] | Literal["auto"] | None = None,
     compress: str | None = None,
+    jit: Literal["auto", "on", "off"] | None = None,
 ) -> tf.distribute.Strategy:
     """The strategy that fits this process's cluster.
 
@@ -62,6 +63,10 @@ def strategy(
             measure which makes steps shorter. It changes the training a little (see
             docs/performance.md). None: as `drumbeat run --compress` says, or not.
 
+        jit: Let XLA compile the forward and backward part and the update of `fit`'s steps:
+            "on", "off", or "auto" to measure before the first step whether that is faster.
+            None: as `drumbeat run --jit` says, or "auto".
+
     Returns:
         The same strategy at every call in a process.
 
@@ -74,4 +79,4 @@ def strategy(
     from drumbeat.training.integrate import integrate
 
     integrate()
-    return choose.strategy(exact=exact, shares=shares, compress=compress)
+    return choose.strategy(exact=exact, shares=shares, compress=compress, jit=jit)

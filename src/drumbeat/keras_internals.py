@@ -215,6 +215,12 @@ TRAIN_ON_BATCH = Touch(
     parameters=("x", "y", "sample_weight"),
     why="each worker takes its rows of the batch",
 )
+TRAIN_STEP = Touch(
+    module=_TRAINER,
+    name="TensorFlowTrainer.train_step",
+    parameters=("data",),
+    why="parts of it are compiled by XLA",
+)
 TEST_ON_BATCH = Touch(
     module=_TRAINER,
     name="TensorFlowTrainer.test_on_batch",
@@ -454,3 +460,44 @@ def least_rows_of_arrays(epochs: Any) -> int:
     if not isinstance(adapter, ArrayDataAdapter):
         return 0
     return int(adapter.partial_batch_size or adapter.batch_size)
+
+
+def usual_rows_of_arrays(epochs: Any) -> int:
+    """The rows of most batches that an epoch iterator makes of arrays; 0 for other data."""
+    adapter = epochs.data_adapter
+    return int(adapter.batch_size) if isinstance(adapter, ArrayDataAdapter) else 0
+
+
+def has_keras_train_step(model: Any) -> bool:
+    """Whether `model` trains by Keras's own `train_step`."""
+    return type(model).train_step is borrow(TRAIN_STEP) and "train_step" not in vars(model)
+
+
+def supports_jit(model: Any) -> bool:
+    """Whether all layers of `model` say that XLA can compile them."""
+    return all(layer.supports_jit for layer in model._flatten_layers())
+
+
+def layer_names(model: Any) -> list[str]:
+    """The classes of all layers of `model`, in Keras's order."""
+    return [type(layer).__name__ for layer in model._flatten_layers()]
+
+
+def outputs_and_loss(model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:
+    """What Keras's `train_step` computes of a batch before it asks for gradients.
+
+    Returns:
+        The outputs, and the loss to be differentiated, scaled as the optimizer wants it. The
+        metric of the loss has counted it.
+    """
+    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
+    loss = model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
+    first = next(leaf for leaf in keras.tree.flatten(x) if leaf is not None)
+    rows: Any = keras.ops.shape(first)
+    model._loss_tracker.update_state(borrow(UNSCALE_LOSS)(loss), sample_weight=rows[0])
+    return outputs, model.optimizer.scale_loss(loss)
+
+
+def has_mask(tensor: Any) -> bool:
+    """Whether Keras has noted a mask on `tensor`."""
+    return getattr(tensor, "_keras_mask", None) is not None

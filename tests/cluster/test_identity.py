@@ -33,6 +33,7 @@ IDENTITY = Identity(
         replace(IDENTITY, seed=7, exact=8),
         replace(IDENTITY, shares=(3, 1, 2)),
         replace(IDENTITY, shares="auto"),
+        replace(IDENTITY, jit="on"),
         replace(IDENTITY, compress=Compress(method="topk", ratio=0.003)),
         replace(IDENTITY, backup_dir="gs://bucket/a b", backup_every_s=1.5),
     ],

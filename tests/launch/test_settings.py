@@ -112,6 +112,8 @@ def test_arguments_win_over_tf_config_and_the_log_says_so(arguments):
         ({"compress": "int9"}, "compress is 'int9'.* Did you mean int8"),
         ({"compress": "int8", "exact": 8}, "compress=int8 and exact=8"),
         ({"compress": "topk", "ps": 1}, "parameter servers"),
+        ({"jit": "yes"}, "jit is 'yes'; expected one of auto, on, off"),
+        ({"jit": "on", "exact": 8}, "jit=on and exact=8 exclude each other"),
         ({"seed": -1}, "--seed is -1"),
         ({"start_timeout_s": 0.0}, "--start-timeout is 0.0"),
         ({"rejoin_timeout_s": -1.0}, "--rejoin-timeout is -1.0"),

@@ -59,6 +59,8 @@ MISTAKES = {
     "shares=[2, -1]": "shares are [2, -1]",
     "shares=['a']": "shares are ['a']",
     "exact=4, shares=[1.5]": "expected a whole number",
+    "jit=True": "jit is True; expected one of auto, on, off",
+    "exact=4, jit='on'": "exclude each other",
 }
 TRY_ALL = f"""
 import drumbeat

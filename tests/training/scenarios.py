@@ -1187,7 +1187,7 @@ def run_eagerly():
 
 
 @scenario
-def jit_compile_is_refused_kindly():
+def jit_compile():
     x, y = data(64)
     model = dense_model(jit_compile=True)
     return outcome(model, model.fit(x, y, batch_size=32, epochs=1, shuffle=False, verbose=0))

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,8 @@ def _what_slow_tests_need(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("others_on_three")
 
 
-def run_scenarios(names: list[str], size: int, folder: Path) -> None:
-    command = [sys.executable, "-m", "drumbeat", "run", "-n", str(size)]
+def run_scenarios(names: Sequence[str], size: int, folder: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "drumbeat", "run", "-n", str(size), *options]
     command += ["--run-dir", str(folder / f"run-{size}"), str(SCRIPT), str(folder), *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     if done.returncode:
@@ -141,6 +142,32 @@ def assert_same(name: str, one: dict[str, np.ndarray], many: dict[str, np.ndarra
             np.testing.assert_allclose(many[key], value, err_msg=key, **tolerance)
         else:
             np.testing.assert_array_equal(many[key], value, err_msg=key)
+
+
+COMPILED = (
+    "fit_dict_dataset_with_two_outputs",
+    "last_batch_of_one",
+    "sample_weights",
+    "class_weights",
+    "regularized",
+    "optimizer_adam_clipnorm",
+    "optimizer_accumulation",
+    "optimizer_loss_scale",
+    "embedding_sparse_gradients",
+    "random_layers_train_as_on_one_worker",
+    "batch_norm_is_alike_on_all_workers",
+    "frozen_recompiled_and_fitted_again",
+    "kinds_of_metrics",
+    "mixed_precision",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_compiled_steps_compute_the_same(outcomes: Path, tmp_path: Path) -> None:
+    run_scenarios(COMPILED, 2, tmp_path, "--jit", "on")
+    for name in COMPILED:
+        assert_same(name, load(outcomes, name, 2, 0), load(tmp_path, name, 2, 0))
 
 
 def each_rank(outcomes: Path, name: str, size: int) -> list[dict[str, np.ndarray]]:

@@ -183,6 +183,7 @@ def _run(plan: Plan, workers: int, name: str, *, nudge: bool = False) -> Run:
                 collective_timeout_s=plan.timeout_s,
                 max_restarts=0,  # a failure is what is looked for
                 snapshot_every=0,
+                jit="off",  # what records a step is called from within it
             ),
             {**plan.environ, **recording.to_env()},
             argv=sys.argv,

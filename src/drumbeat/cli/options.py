@@ -245,6 +245,15 @@ def run(
             rich_help_panel=_FAILURES,
         ),
     ] = None,
+    jit: Annotated[
+        str,
+        typer.Option(
+            "--jit",
+            metavar="auto|on|off",
+            help="Compile the steps of fit with XLA (auto: where it is measured to be faster).",
+            rich_help_panel=_SELDOM,
+        ),
+    ] = "auto",
     collectives: Annotated[
         str,
         typer.Option(
@@ -301,6 +310,7 @@ def run(
         exact=EXACT_SHARDS if exact and exact_shards is None else exact_shards,
         shares=shares,
         compress=compress,
+        jit=jit,
         seed=seed,
         start_timeout_s=start_timeout,
         collective_timeout_s=collective_timeout,

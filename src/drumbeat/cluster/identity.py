@@ -14,6 +14,8 @@ from drumbeat.errors import ConfigError
 
 COLLECTIVES = ("mpi", "tensorflow")
 AUTO_SHARES = "auto"
+JIT_CHOICES = ("auto", "on", "off")
+"""Whether XLA compiles the parts of a training step."""
 MAX_SHARE = 1_000_000
 """Rows times shares stay within 64 bits."""
 DEFAULT_BACKUP_EVERY_S = 300.0
@@ -43,6 +45,7 @@ class Identity:
         exact: Number of virtual shards in exact mode; None outside of it.
         shares: How much of each global batch each worker takes: a number for each, or
             "auto" to measure it; None for equal parts.
+        jit: Whether XLA compiles the parts of a step, one of `JIT_CHOICES`.
         compress: How gradients are made smaller before they travel.
         backup_dir: Path or URL of the folder for backups; None for none.
         backup_every_s: Seconds from one backup to the next.
@@ -64,6 +67,7 @@ class Identity:
     exact: int | None = None
     shares: tuple[int, ...] | str | None = None
     compress: Compress = Compress()
+    jit: str = "auto"
     backup_dir: str | None = None
     backup_every_s: float = DEFAULT_BACKUP_EVERY_S
     snapshot_every: int | None = None
@@ -91,6 +95,7 @@ class Identity:
             "DRUMBEAT_EXACT": "" if self.exact is None else str(self.exact),
             "DRUMBEAT_SHARES": shares_text(self.shares),
             "DRUMBEAT_COMPRESS": str(self.compress),
+            "DRUMBEAT_JIT": self.jit,
             "DRUMBEAT_BACKUP_DIR": self.backup_dir or "",
             "DRUMBEAT_BACKUP_EVERY_S": repr(self.backup_every_s),
             "DRUMBEAT_SNAPSHOT_EVERY": (
@@ -123,6 +128,7 @@ class Identity:
                 exact=int(env["DRUMBEAT_EXACT"]) if env["DRUMBEAT_EXACT"] else None,
                 shares=parse_shares(env["DRUMBEAT_SHARES"]),
                 compress=Compress.parse(env["DRUMBEAT_COMPRESS"]),
+                jit=env["DRUMBEAT_JIT"],
                 backup_dir=env["DRUMBEAT_BACKUP_DIR"] or None,
                 backup_every_s=float(env["DRUMBEAT_BACKUP_EVERY_S"]),
                 snapshot_every=(
@@ -140,6 +146,21 @@ class Identity:
                 f"DRUMBEAT_COLLECTIVES is {identity.collectives!r}; expected one of {COLLECTIVES}."
             )
         return identity
+
+
+def check_jit(given: object, exact: int | None) -> None:
+    """Whether `given` says if XLA compiles steps.
+
+    Raises:
+        ConfigError: It doesn't, or exact mode can't have it.
+    """
+    if given not in JIT_CHOICES:
+        raise ConfigError(f"jit is {given!r}; expected one of {', '.join(JIT_CHOICES)}.")
+    if given == "on" and exact is not None:
+        raise ConfigError(
+            f"jit=on and exact={exact} exclude each other: XLA does not compute the same bytes for "
+            "any number of workers. Leave one of them out."
+        )
 
 
 def parse_shares(text: str) -> tuple[int, ...] | str | None:

@@ -81,6 +81,11 @@ class OrderedDataset(WrappedDataset):
         self._reading.epochs.value = number
 
     @property
+    def batch_size(self) -> int:
+        """Rows of a global batch, but for the last one."""
+        return self._reading.order.batch_size
+
+    @property
     def least_rows(self) -> int:
         """The rows of the smallest batch, or fewer."""
         order = self._reading.order

@@ -397,6 +397,7 @@ class Attempt:
             exact=settings.exact,
             shares=settings.shares,
             compress=settings.compress,
+            jit=settings.jit,
             snapshot_every=settings.snapshot_every,
             backup_dir=settings.backup_dir,
             backup_every_s=settings.backup_every_s,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from drumbeat.cluster.compression import Compress
 from drumbeat.cluster.faults import Fault, check_places, parse_all
-from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, parse_shares
+from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, check_jit, parse_shares
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
@@ -53,6 +53,7 @@ class RunArguments:
         keep_tf_strategies: Leave TensorFlow's strategies as they are.
         exact: Number of virtual shards, for exact mode.
         shares: "2,1" and such, or "auto".
+        jit: One of `identity.JIT_CHOICES`.
         compress: "int8" and such, as `Compress.parse` reads it.
         seed: Of Python, NumPy and TensorFlow before the script starts.
         start_timeout_s: Deadline for everything before the script starts.
@@ -80,6 +81,7 @@ class RunArguments:
     exact: int | None = None
     shares: str | None = None
     compress: str = "none"
+    jit: str = "auto"
     seed: int | None = None
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
@@ -115,6 +117,7 @@ class RunSettings:
         exact: Number of virtual shards in exact mode, else None.
         shares: A number for each worker, "auto", or None for equal parts.
         compress: How gradients are made smaller before they travel.
+        jit: Whether XLA compiles the parts of a step: "auto", "on" or "off".
         seed: Alike on all workers; None for a new one each run.
         start_timeout_s: Deadline for everything before the script starts.
         collective_timeout_s: Deadline of one collective.
@@ -154,6 +157,7 @@ class RunSettings:
     exact: int | None
     shares: tuple[int, ...] | str | None
     compress: Compress
+    jit: str
     seed: int | None
     start_timeout_s: float
     collective_timeout_s: float
@@ -234,6 +238,7 @@ def plan_run(
         exact=arguments.exact,
         shares=shares,
         compress=compress,
+        jit=arguments.jit,
         seed=EXACT_SEED if arguments.exact and arguments.seed is None else arguments.seed,
         start_timeout_s=arguments.start_timeout_s,
         collective_timeout_s=arguments.collective_timeout_s,
@@ -393,6 +398,7 @@ def _check_numbers(arguments: RunArguments) -> None:
             f"--backup-every is {arguments.backup_every_s:g}, but there is no folder for backups; "
             "expected --backup-dir with it. drumbeat.callbacks.BackupAndRestore has its own every=."
         )
+    check_jit(arguments.jit, arguments.exact)
     if arguments.collectives not in COLLECTIVES_CHOICES:
         raise ConfigError(
             f"--collectives is {shown(arguments.collectives)}; expected one of "

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from drumbeat.cluster import ClusterSpec, Identity
 from drumbeat.cluster.compression import Compress
-from drumbeat.cluster.identity import AUTO_SHARES, EXACT_SHARDS, MAX_SHARE
+from drumbeat.cluster.identity import AUTO_SHARES, EXACT_SHARDS, MAX_SHARE, check_jit
 from drumbeat.collectives.choose import communicator
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.compression.choice import Choice
@@ -37,6 +37,7 @@ def strategy(
     exact: int | None = None,
     shares: Sequence[int] | str | None = None,
     compress: str | None = None,
+    jit: str | None = None,
 ) -> tf.distribute.Strategy:
     """The strategy for this process's cluster.
 
@@ -51,23 +52,30 @@ def strategy(
         shares: How much each worker takes, "auto", or None for what `drumbeat run` was
             told.
         compress: How gradients are made smaller, or None for what `drumbeat run` was told.
+        jit: Whether XLA compiles the parts of a step, or None for what `drumbeat run` was told.
 
     Raises:
         ConfigError: TF_CONFIG is wrong, this task takes no part in synchronous
-            training (ps, evaluator), or `exact`, `shares` or `compress` can't be used.
+            training (ps, evaluator), or `exact`, `shares`, `compress` or
+            `jit` can't be used.
         CollectiveError: The other workers can't be reached.
     """
     env = os.environ if env is None else env
     if shares is not None and shares != AUTO_SHARES:
         _shares(shares)
     asked = None if compress is None else Compress.parse(compress)
+    if jit is not None:
+        check_jit(jit, exact)
     cluster = ClusterSpec.from_env(env)
     identity = Identity.from_env(env)
     alone = cluster is None or (identity is None and cluster.world_size == 1)
     wants_exact = exact is not None or (identity is not None and identity.exact is not None)
     if alone and not wants_exact and "strategy" not in _made:
         return tf.distribute.get_strategy()
-    return _the_one(cluster, identity, exact, shares, asked)
+    made = _the_one(cluster, identity, exact, shares, asked)
+    if jit is not None:
+        made.extended.jit = jit
+    return made
 
 
 def existing() -> DataParallelStrategy | None:
@@ -101,6 +109,8 @@ def _the_one(
         compress.check(exact=exact)
         _made["strategy"] = _data_parallel(cluster, identity, exact, shares)
         _compress(_made["strategy"], compress, identity)
+        if identity is not None:
+            _made["strategy"].extended.jit = identity.jit
     made = _made["strategy"].extended
     if exact not in (None, made.exact):
         raise ConfigError(

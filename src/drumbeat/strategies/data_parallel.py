@@ -112,6 +112,7 @@ class DataParallelExtended(StrategyExtendedV1):
         self.exact = exact
         self.inputs = Inputs(communicator, shares)
         self.gradient_sync = GradientSync(communicator)
+        self.jit = "auto"
         self._cluster_resolver = cluster_resolver
         self._retrace_functions_for_each_device = False
         size = communicator.size

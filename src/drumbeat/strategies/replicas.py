@@ -56,6 +56,16 @@ class Replica:
             self._spans[graph] = self._find_span()
         return self._spans[graph]
 
+    @contextlib.contextmanager
+    def seen_as(self, span: Span, absent: Any) -> Iterator[None]:
+        """Within this, what it holds is what these tensors say, such as arguments of a graph."""
+        before = (self._find_span, self._spans, self.absent)
+        self._find_span, self._spans, self.absent = lambda: span, {}, absent
+        try:
+            yield
+        finally:
+            self._find_span, self._spans, self.absent = before
+
 
 class Replicas:
     """The replicas of one worker.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
-from drumbeat.data.least_rows import least_rows
+from drumbeat.data.batch_rows import least_rows, usual_rows
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import absence
+from drumbeat.training import absence, jit
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,25 @@ def built(model: Any, epochs: Any) -> None:
     if not _begins or _begins[-1].model is not model:
         return  # an evaluation, or the validation of a fit
     fit = _begins.pop()
-    absence.expect(model, fit.strategy, _least_rows(fit.arguments.get("x"), epochs))
+    data = fit.arguments.get("x")
+    absence.expect(model, fit.strategy, _least_rows(data, epochs))
+    first, last = fit.arguments.get("initial_epoch", 0), fit.arguments.get("epochs", 1)
+    is_dataset = isinstance(data, tf.data.Dataset)
+    ahead = jit.Ahead(
+        spec=epochs._distributed_dataset.element_spec,
+        rows=usual_rows(data) if is_dataset else touch.usual_rows_of_arrays(epochs),
+        steps=(last - first) * (epochs.num_batches or 0),
+        asked=model in _asked,
+    )
+    jit.settle(model, fit.strategy, ahead)
+
+
+_asked: Any = weakref.WeakSet()
+
+
+def ask_for_jit(model: Any) -> None:
+    """The user wants XLA to compile the steps of `model`."""
+    _asked.add(model)
 
 
 def _least_rows(data: Any, epochs: Any) -> int:

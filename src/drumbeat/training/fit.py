@@ -236,10 +236,8 @@ def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
 def _prepare(model: Any, strategy: DataParallelStrategy) -> None:
     randomness.agree(strategy.communicator)
     if model.jit_compile:
-        logger.warning(
-            "jit_compile=True is switched off: XLA can't compile the collective operations inside "
-            "a step.",
-        )
+        # XLA can't compile the collectives within a step, but parts of it.
+        ahead.ask_for_jit(model)
         model.jit_compile = False
         model.train_function = model.test_function = model.predict_function = None
 

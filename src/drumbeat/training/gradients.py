@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.collectives.compression.residuals import Owner
-from drumbeat.training import current
+from drumbeat.training import compiled, current
 
 _reduced = threading.local()
 
@@ -105,7 +105,9 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
             owner = _owner(self, trainable_variables, len(grads))
         return strategy.extended.update_once(
             grads,
-            lambda reduced: _with_reduced(original, self, reduced, trainable_variables),
+            lambda reduced: compiled.update(
+                lambda sums: with_reduced(original, self, sums, trainable_variables), reduced
+            ),
             of=owner,
         )
 
@@ -128,7 +130,8 @@ def _owner(optimizer: Any, variables: Any, count: int) -> Owner:
     return Owner(optimizer, names, scale)
 
 
-def _with_reduced(original: Callable[..., Any], *args: Any) -> Any:
+def with_reduced(original: Callable[..., Any], *args: Any) -> Any:
+    """What `original` returns for gradients that have been summed over the workers."""
     _reduced.depth = 1
     try:
         return original(*args)

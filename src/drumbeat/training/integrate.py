@@ -14,6 +14,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.training import (
     absence,
     callback_times,
+    compiled,
     epochs,
     fit,
     gradients,
@@ -39,6 +40,16 @@ def integrate() -> None:
             "'tensorflow'. Unset KERAS_BACKEND or set it to tensorflow."
         )
     # The last are outermost.
-    parts = (gradients, random_draws, absence, shard_state, fit, state_sync, saving, epochs)
+    parts = (
+        gradients,
+        compiled,
+        random_draws,
+        absence,
+        shard_state,
+        fit,
+        state_sync,
+        saving,
+        epochs,
+    )
     for part in (*parts, callback_times, input_times):
         part.integrate()

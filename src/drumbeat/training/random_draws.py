@@ -32,7 +32,7 @@ import keras
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
-from drumbeat.training import current
+from drumbeat.training import compiled, current
 
 # Numbers drawn from one count of Philox, which are 128 bits.
 _PER_COUNT = {tf.float16: 4, tf.bfloat16: 4, tf.float32: 4, tf.float64: 2}
@@ -90,12 +90,24 @@ def uniform_part(seed: Any, shape: Sequence[Any], start: Any, dtype: tf.DType) -
         start: The first row, an int or an int64 scalar tensor.
         dtype: float16, bfloat16, float32 or float64.
     """
-    return _rows_from(tf.raw_ops.StatelessRandomUniformV2, seed, shape, start, dtype)
+    jit = compiled.is_for_xla() and dtype == tf.float32
+    draw = _uniform_of_bits if jit else tf.raw_ops.StatelessRandomUniformV2
+    return _rows_from(draw, seed, shape, start, dtype)
 
 
 def normal_part(seed: Any, shape: Sequence[Any], start: Any, dtype: tf.DType) -> Any:
     """Rows of `tf.random.stateless_normal`, as `uniform_part` has those of a uniform draw."""
     return _rows_from(tf.raw_ops.StatelessRandomNormalV2, seed, shape, start, dtype)
+
+
+def _uniform_of_bits(*, shape: Any, key: Any, counter: Any, alg: int, dtype: tf.DType) -> Any:
+    """`StatelessRandomUniformV2` for float32, of which XLA draws the same bits, not numbers."""
+    bits = tf.raw_ops.StatelessRandomUniformFullIntV2(
+        shape=shape, key=key, counter=counter, alg=alg, dtype=tf.uint32
+    )
+    # The last 23 of 32 bits, behind the binary point of a number from 1 up to 2.
+    bits = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(bits, 0x7FFFFF), 0x3F800000)
+    return tf.bitcast(bits, dtype) - 1
 
 
 def _rows_from(draw: Any, seed: Any, shape: Sequence[Any], start: Any, dtype: tf.DType) -> Any:
@@ -116,8 +128,10 @@ def _rows_from(draw: Any, seed: Any, shape: Sequence[Any], start: Any, dtype: tf
         part = from_count(offset // per_count, dims)
     else:
         before = offset % per_count
-        flat = from_count(offset // per_count, (before + tf.reduce_prod(dims))[None])
-        part = tf.reshape(flat[before:], dims)
+        # XLA wants to know the number of them, so there are some that are left out at the end.
+        count = tf.reduce_prod(dims)[None]
+        flat = from_count(offset // per_count, count + per_count)
+        part = tf.reshape(tf.slice(flat, before[None], count), dims)
     part.set_shape([dim if isinstance(dim, int) else None for dim in shape])
     return part
 

@@ -1,4 +1,4 @@
-"""What is sure of the smallest batch before a dataset runs."""
+"""What is known of the rows of batches before a dataset runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from drumbeat.data.least_rows import least_rows
+from drumbeat.data.batch_rows import least_rows, usual_rows
 
 pytestmark = pytest.mark.tensorflow
 
@@ -47,3 +47,17 @@ CASES: dict[str, tuple[Callable[[], Any], int]] = {
 def test_least_rows(case: str) -> None:
     make, least = CASES[case]
     assert least_rows(make()) == least
+
+
+@pytest.mark.parametrize(
+    ("make", "usual"),
+    [
+        (lambda: rows(70).batch(32).map(lambda a, b: (a + 1, b)).cache().prefetch(2), 32),
+        (lambda: rows(70).padded_batch(33), 33),
+        (lambda: rows(64).batch(32, drop_remainder=True), 32),
+        (lambda: rows(70).batch(32).filter(lambda a, b: True), 0),
+        (lambda: np.zeros(5), 0),
+    ],
+)
+def test_usual_rows(make: Callable[[], Any], usual: int) -> None:
+    assert usual_rows(make()) == usual

@@ -1,4 +1,4 @@
-"""The fewest rows that any batch of a dataset has, as far as that is sure before it runs."""
+"""What is known of the rows of a dataset's batches before it runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from drumbeat.tf_internals import dataset_inputs, dataset_kind, dataset_number
 
 # What hands on batches as they are, all of them or some.
 _SAME_BATCHES = ("Cache", "Options", "Prefetch", "Repeat", "Shuffle", "Skip", "Take")
+_MAPS = ("Map", "ParallelMap")
 _BATCH = ("Batch", "ParallelBatch", "PaddedBatch")
 
 
@@ -24,18 +25,28 @@ def least_rows(dataset: Any) -> int:
         return 0
     if isinstance(dataset, OrderedDataset):
         return dataset.least_rows
-    for spec in tf.nest.flatten(dataset.element_spec):
-        shape = getattr(spec, "shape", None)
-        if shape is not None and shape.rank:
-            if shape[0] is not None:
-                return int(shape[0])
-            break
-    kind = dataset_kind(dataset)
+    kind, always = dataset_kind(dataset), _rows_in_type(dataset)
+    if always:
+        return always
     if kind in _SAME_BATCHES:
         return least_rows(dataset_inputs(dataset)[0])
     if kind in _BATCH:
         return _of_batches(dataset_inputs(dataset)[0], dataset_number(dataset, "batch_size"))
     return 0
+
+
+def usual_rows(dataset: Any) -> int:
+    """The rows of most batches; 0 where they aren't known."""
+    if not isinstance(dataset, tf.data.Dataset):
+        return 0
+    if isinstance(dataset, OrderedDataset):
+        return dataset.batch_size
+    kind, always = dataset_kind(dataset), _rows_in_type(dataset)
+    if always:
+        return always
+    if kind in _BATCH:
+        return dataset_number(dataset, "batch_size")
+    return usual_rows(dataset_inputs(dataset)[0]) if kind in (*_SAME_BATCHES, *_MAPS) else 0
 
 
 def _of_batches(rows: Any, batch_size: int) -> int:
@@ -53,3 +64,12 @@ def _is_only_said(dataset: Any) -> bool:
     if dataset_kind(dataset) in ("", "AssertCardinality"):
         return True
     return any(_is_only_said(source) for source in dataset_inputs(dataset))
+
+
+def _rows_in_type(dataset: Any) -> int:
+    """The rows of every batch, where they are a part of the elements' type; else 0."""
+    for spec in tf.nest.flatten(dataset.element_spec):
+        shape = getattr(spec, "shape", None)
+        if shape is not None and shape.rank:
+            return int(shape[0] or 0)
+    return 0
