@@ -125,6 +125,9 @@ def test_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         job.write_text(text)
         user.write_text(text)
         assert (record.in_job("model"), record.of_user("model")) == (None, None)
+    Record.adopt({"model": False})  # from a snapshot
+    assert record.in_job("model") is False
+    assert Record.chosen() == {"model": False}
 
 
 @pytest.mark.slow

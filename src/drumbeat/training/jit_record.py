@@ -64,6 +64,16 @@ class Record:
         of_user = Path(given) / "drumbeat" / _FILE if os.path.isabs(given) else None
         return cls(of_job, of_user, attempt)
 
+    @classmethod
+    def chosen(cls) -> dict[str, bool]:
+        """All that this job has chosen so far, for its snapshots."""
+        return dict(cls._chosen_here)
+
+    @classmethod
+    def adopt(cls, chosen: Mapping[str, bool]) -> None:
+        """The job goes on from a snapshot with these choices, maybe on another machine."""
+        cls._chosen_here.update(chosen)
+
     def in_job(self, key: str) -> bool | None:
         """What an earlier attempt of the job, or an earlier `fit`, has chosen."""
         if key in self._chosen_here or self._attempt == 1:

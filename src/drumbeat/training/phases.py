@@ -16,6 +16,7 @@ from drumbeat.strategies import choose
 from drumbeat.training import randomness, snapshots
 from drumbeat.training.beat import Beat
 from drumbeat.training.holdings import Holdings
+from drumbeat.training.jit_record import Record
 from drumbeat.training.journal import Journal
 
 logger = logging.getLogger("drumbeat")
@@ -206,6 +207,7 @@ class Phase:
 
     def _take(self, *, in_epoch: bool, last: bool = False) -> State | None:
         meta = {"phase": self.number, "kind": self.kind, "finished": last}
+        meta["jit"] = Record.chosen()
         try:
             return snapshots.take(
                 self.holdings(),

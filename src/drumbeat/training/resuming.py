@@ -24,6 +24,7 @@ from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.training import holdings, journal, positions, randomness, stopping
 from drumbeat.training.callback_state import PythonState, pickled
 from drumbeat.training.follower import Follower
+from drumbeat.training.jit_record import Record
 from drumbeat.training.journal import Journal
 from drumbeat.training.keeping import Keeper
 from drumbeat.training.phases import Phase
@@ -105,6 +106,8 @@ class FitPhase(Phase):
         self.finished = finished
         self.is_going_on = snapshot is not None
         self.follower = Follower(self)
+        for state in (finished, snapshot):
+            Record.adopt(state.meta.get("jit", {}) if state else {})
         given = list(stopping.each(arguments.get("callbacks")))
         self._callbacks = given
         self._own_history: list[Any] = []
