@@ -63,6 +63,8 @@ NUMBERS = {
 GAP_S = (0.2, 8.0)
 # Shorter than what makes a node lost, and longer.
 PARTITIONS_S = (2, 12)
+# The workers of a killed agent make some more before the system has ended them; 12 were seen.
+DYING_STEPS = 15
 MEDIAN_TARGET_S, WORST_TARGET_S = 3.0, 8.0
 
 
@@ -116,7 +118,13 @@ def _job(
 ) -> Job:
     kinds = [kind for kind in drawn if isinstance(kind, FaultKind)]
     # The last step is left out: nothing would come after it that could be measured.
-    steps = rng.sample(range(2, sum(epochs) * STEPS_PER_EPOCH), len(kinds))
+    last = sum(epochs) * STEPS_PER_EPOCH
+    steps = rng.sample(range(2, last), len(kinds))
+    while any(
+        kind is FaultKind.AGENT_KILL and step > last - DYING_STEPS
+        for kind, step in zip(kinds, steps, strict=True)
+    ):
+        steps = rng.sample(range(2, last), len(kinds))
     faults = []
     for kind, step in sorted(zip(kinds, steps, strict=True), key=lambda pair: pair[1]):
         place = rng.randrange(len(shape) if kind.is_of_node else sum(shape))
