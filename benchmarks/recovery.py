@@ -37,7 +37,7 @@ EXAMPLES, KILL_STEP = 1400, 77
 RUN_TIMEOUT_S = 600
 PEER_VARIABLES = {**TUNED, **LEGACY, "TF_CPP_MIN_LOG_LEVEL": "3"}
 # The models of which the cost of snapshots is measured: dense width, and steps of a round, which
-# are some 30 s and as many snapshots.
+# are some 15 s and about as many snapshots.
 SIZES = {"digits CNN": (64, 5000), "digits CNN, wide": (4096, 1000)}
 # A snapshot's own step and those after it, which may find their caches filled with other data.
 WINDOW = 10

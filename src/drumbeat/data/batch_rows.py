@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,32 +22,41 @@ def least_rows(dataset: Any) -> int:
     Args:
         dataset: Of batches; nothing of it is run.
     """
-    if not isinstance(dataset, tf.data.Dataset):
-        return 0
-    if isinstance(dataset, OrderedDataset):
-        return dataset.least_rows
-    kind, always = dataset_kind(dataset), _rows_in_type(dataset)
-    if always:
-        return always
-    if kind in _SAME_BATCHES:
-        return least_rows(dataset_inputs(dataset)[0])
-    if kind in _BATCH:
-        return _of_batches(dataset_inputs(dataset)[0], dataset_number(dataset, "batch_size"))
-    return 0
+    return _rows(dataset, _SAME_BATCHES, lambda own: own.least_rows, _of_batches)
 
 
 def usual_rows(dataset: Any) -> int:
     """The rows of most batches; 0 where they aren't known."""
+    kinds = (*_SAME_BATCHES, *_MAPS)
+    return _rows(dataset, kinds, lambda own: own.batch_size, lambda _, batch_size: batch_size)
+
+
+def _rows(
+    dataset: Any,
+    handing_on: Sequence[str],
+    of_ordered: Callable[[OrderedDataset], int],
+    of_batches: Callable[[Any, int], int],
+) -> int:
+    """See `usual_rows`.
+
+    Args:
+        dataset: Of batches.
+        handing_on: Kinds of datasets that have the rows of those they read.
+        of_ordered: The rows of drumbeat's own.
+        of_batches: The rows of a dataset in batches of a size.
+    """
     if not isinstance(dataset, tf.data.Dataset):
         return 0
     if isinstance(dataset, OrderedDataset):
-        return dataset.batch_size
+        return of_ordered(dataset)
     kind, always = dataset_kind(dataset), _rows_in_type(dataset)
     if always:
         return always
+    if kind in handing_on:
+        return _rows(dataset_inputs(dataset)[0], handing_on, of_ordered, of_batches)
     if kind in _BATCH:
-        return dataset_number(dataset, "batch_size")
-    return usual_rows(dataset_inputs(dataset)[0]) if kind in (*_SAME_BATCHES, *_MAPS) else 0
+        return of_batches(dataset_inputs(dataset)[0], dataset_number(dataset, "batch_size"))
+    return 0
 
 
 def _of_batches(rows: Any, batch_size: int) -> int:

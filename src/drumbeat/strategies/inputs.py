@@ -159,8 +159,7 @@ class Inputs:
 
 
 def _alone(dataset: Any) -> Any:
-    is_plain = isinstance(dataset, tf.data.Dataset) and not isinstance(dataset, OrderedDataset)
-    return without_autotuning(dataset) if is_plain else dataset
+    return without_autotuning(dataset) if isinstance(dataset, tf.data.Dataset) else dataset
 
 
 def check(size: int, shares: Shares, exact: int | None) -> None:

@@ -206,8 +206,7 @@ class Phase:
             raise SystemExit(PREEMPTED_CODE)
 
     def _take(self, *, in_epoch: bool, last: bool = False) -> State | None:
-        meta = {"phase": self.number, "kind": self.kind, "finished": last}
-        meta["jit"] = Record.chosen()
+        meta = {"phase": self.number, "kind": self.kind, "finished": last, "jit": Record.chosen()}
         try:
             return snapshots.take(
                 self.holdings(),
