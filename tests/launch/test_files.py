@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from drumbeat.errors import ConfigError
-from drumbeat.launch.files import job_file, make_run_dir, write_json
+from drumbeat.launch.files import job_file, make_run_dir
 from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
+from drumbeat.state.small_files import write_json
 
 
 def settings(run_dir: str | None = None) -> RunSettings:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import platform
 import socket
 import sys
-from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from drumbeat.errors import ConfigError
 from drumbeat.launch.settings import RunSettings
+from drumbeat.state.small_files import check_writable, write_json
 from drumbeat.state.step_times import WORKER_FILES, read_file
 
 DEFAULT_PARENT = Path("runs")
@@ -53,17 +51,6 @@ def make_folder(given: Path | None, name: str) -> Path:
             "one with --run-dir."
         ) from None
     return made.resolve()
-
-
-def check_writable(folder: Path) -> None:
-    """Writes a file there, and removes it.
-
-    Raises:
-        OSError: That is not possible.
-    """
-    probe = _beside(folder / "probe")
-    probe.write_bytes(b" ")
-    probe.unlink()
 
 
 def _make_unique(wanted: Path) -> Path:
@@ -118,27 +105,6 @@ def write_times(run_dir: Path, node_rank: int) -> None:
         name = "times.json" if node_rank == 0 else f"times-node-{node_rank}.json"
         with contextlib.suppress(OSError):
             write_json(run_dir / name, {"workers": epochs})
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replaces `path` in one step; several processes may do so at a time.
-
-    Raises:
-        OSError: The disk is full or the folder is gone.
-    """
-    new = _beside(path)
-    try:
-        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        new.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            new.unlink()
-        raise
-
-
-def _beside(path: Path) -> Path:
-    """This process's own place for what is to become `path`."""
-    return path.with_name(f".{path.name}.{os.getpid()}.new")
 
 
 def _version(name: str) -> str | None:

@@ -25,6 +25,7 @@ from drumbeat.launch.signals import exit_quietly
 from drumbeat.launch.tuning import Cache
 from drumbeat.state.backups import Backups
 from drumbeat.state.folders import open_folder
+from drumbeat.state.small_files import write_json
 
 STDOUT_FD = 1
 LIMIT_CODE = 124  # As timeout(1) has it.
@@ -187,6 +188,6 @@ async def _guard(agent: Agent, enough: Callable[[], bool] | None, limit_s: float
 
 def _write(path: Path, record: dict[str, Any]) -> None:
     try:
-        files.write_json(path, record)
+        write_json(path, record)
     except OSError as error:
         print(f"Can't write {path}: {error.strerror or error}.", file=sys.stderr)

@@ -10,12 +10,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from drumbeat.launch import environment, files, machine
+from drumbeat.launch import environment, machine
 from drumbeat.launch.attempt import Machine
 from drumbeat.launch.calibration import Finding, alternatives
 from drumbeat.launch.measuring import MeasuringError, measure
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.tuning import TUNED, Entry, Key
+from drumbeat.state.small_files import write_json
 
 TIMEOUT_S = 60.0
 """For measuring; on a busy machine the imports of TensorFlow alone can take half of it."""
@@ -182,7 +183,7 @@ class Tuner:
         rank = self._settings.node_rank
         name = "environment.json" if rank == 0 else f"environment-node-{rank}.json"
         with contextlib.suppress(OSError):
-            files.write_json(self._run_dir / name, content)
+            write_json(self._run_dir / name, content)
 
     def _who(self, name: str, given: Any) -> str:
         if name in given:

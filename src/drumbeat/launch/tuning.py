@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from drumbeat.launch.calibration import Finding, chosen
-from drumbeat.launch.files import check_writable, write_json
+from drumbeat.state.small_files import check_writable, of_user, write_json
 
 FORMAT = 1
-_FILE = Path("drumbeat") / "tune.json"
+_FILE = "tune.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +65,7 @@ class Cache:
     @classmethod
     def of_user(cls, environ: Mapping[str, str]) -> Cache:
         """In XDG_CACHE_HOME, or ~/.cache."""
-        home = environ.get("HOME", "")
-        given = environ.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
-        cache = cls(Path(given) / _FILE if os.path.isabs(given) else None)
+        cache = cls(of_user(_FILE, environ))
         cache._entries = cache._read()
         return cache
 

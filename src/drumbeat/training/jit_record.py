@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from drumbeat.cluster.identity import Identity
+from drumbeat.state import small_files
 
 _FILE = "jit.json"
 
@@ -59,10 +59,7 @@ class Record:
         identity = Identity.from_env(env)
         of_job = Path(identity.run_dir) / _FILE if identity and identity.run_dir else None
         attempt = 1 if identity is None else identity.attempt
-        home = env.get("HOME", "")
-        given = env.get("XDG_CACHE_HOME") or (f"{home}/.cache" if home else "")
-        of_user = Path(given) / "drumbeat" / _FILE if os.path.isabs(given) else None
-        return cls(of_job, of_user, attempt)
+        return cls(of_job, small_files.of_user(_FILE, env), attempt)
 
     @classmethod
     def chosen(cls) -> dict[str, bool]:
@@ -112,6 +109,4 @@ def _add(path: Path | None, key: str, value: Any) -> None:
         return
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".{path.name}.{os.getpid()}.new")
-        new.write_text(json.dumps({**_read(path), key: value}, indent=1), encoding="utf-8")
-        os.replace(new, path)
+        small_files.write_json(path, {**_read(path), key: value})
