@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from drumbeat.launch.plan import cluster_of, local_tasks, sync_sizes, tasks_on_node
+from drumbeat.launch.plan import cluster_of, local_tasks, sync_sizes
 from drumbeat.launch.roster import Node
 from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
 
@@ -24,7 +24,7 @@ def node(rank: int, host: str, *ports: int) -> Node:
 
 def test_workers_of_one_node():
     plan = settings(workers=2)
-    assert tasks_on_node(plan, 0, 2) == 2
+    assert plan.task_count == 2
     roster = [node(0, "127.0.0.1", 11, 12)]
     cluster = cluster_of(plan, roster)
     tasks = local_tasks(plan, roster, cluster)
@@ -53,7 +53,7 @@ def test_ranks_go_on_from_node_to_node():
 
 def test_ps_tasks_come_after_the_ranks_of_node_0():
     plan = settings(workers=2, ps=1)
-    assert tasks_on_node(plan, 0, 2) == 4
+    assert plan.task_count == 4
     roster = [node(0, "h", 1, 2, 3, 4)]
     cluster = cluster_of(plan, roster)
     tasks = local_tasks(plan, roster, cluster)

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from drumbeat.launch.agreement import Standing, agree
-from drumbeat.launch.attempt import Machine
 from drumbeat.launch.calibration import ONEDNN_OFF, alternatives, judge
 from drumbeat.launch.environment import share_of
-from drumbeat.launch.machine import cpu_limit, cpu_model, physical_cores
+from drumbeat.launch.machine import Machine, cpu_limit, cpu_model, physical_cores
 from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
 from drumbeat.launch.tuner import Tuner, key_of
 from drumbeat.launch.tuning import TUNED, Cache, Entry, Key

@@ -11,9 +11,8 @@ import typer
 
 from drumbeat.errors import ConfigError
 from drumbeat.launch import environment
-from drumbeat.launch.attempt import Machine
 from drumbeat.launch.environment import Share
-from drumbeat.launch.machine import cpu_limit
+from drumbeat.launch.machine import Machine, cpu_limit
 from drumbeat.launch.measuring import MeasuringError
 from drumbeat.launch.settings import MAX_PROCESSES
 from drumbeat.launch.start import allowed_cpus

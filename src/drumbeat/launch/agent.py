@@ -10,10 +10,13 @@ from pathlib import Path
 
 from drumbeat.control.restart import Kind
 from drumbeat.errors import PREEMPTED_CODE, DrumbeatError
-from drumbeat.launch.attempt import Attempt, Machine
-from drumbeat.launch.attempts import PREEMPTED, Attempts, Outcome
+from drumbeat.launch.attempt import Attempt
+from drumbeat.launch.attempts import PREEMPTED, Attempts
 from drumbeat.launch.console import Console
 from drumbeat.launch.failures import Failure
+from drumbeat.launch.forker import Forker
+from drumbeat.launch.machine import Machine
+from drumbeat.launch.outcome import Outcome
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.watch import signal_failure
 
@@ -29,7 +32,7 @@ class Agent:
         settings: What to run.
         machine: Where.
         run_dir: Folder for logs; exists.
-        preload: Module that the parent imports.
+        forker: Has the process that forks the workers; begun.
         console: Where output goes.
     """
 
@@ -39,7 +42,7 @@ class Agent:
         *,
         machine: Machine,
         run_dir: Path,
-        preload: str,
+        forker: Forker,
         console: Console,
     ) -> None:
         self._settings = settings
@@ -49,7 +52,7 @@ class Agent:
             settings,
             machine=machine,
             run_dir=run_dir,
-            preload=preload,
+            forker=forker,
             console=console,
             hurry=self._hurry,
         )

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from drumbeat.cluster import faults
@@ -15,13 +14,13 @@ from drumbeat.cluster.identity import Identity
 from drumbeat.launch import environment
 from drumbeat.launch.console import Console
 from drumbeat.launch.injection import NodeInjector, of_node
+from drumbeat.launch.machine import Machine
 from drumbeat.launch.parent import WorkerRequest
 from drumbeat.launch.plan import LocalTask, cluster_of, local_tasks, sync_sizes
 from drumbeat.launch.pmi import PmiServer, mpi_environment, shared_memory_path
 from drumbeat.launch.processes import ParentError, ParentProcess
 from drumbeat.launch.rendezvous import Client
 from drumbeat.launch.settings import RunSettings
-from drumbeat.launch.tuning import Cache
 from drumbeat.launch.watch import Watch, Worker
 from drumbeat.state.memory import FDS_VARIABLE as MEMORY_VARIABLE
 from drumbeat.state.memory import SnapshotMemory
@@ -31,35 +30,6 @@ from drumbeat.state.step_times import StepTimes, TimesNote, worker_file
 
 DRAIN_TIMEOUT_S = 0.5
 KILL_TIMEOUT_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """What the agent found on its machine.
-
-    Attributes:
-        cpus: CPUs it may use.
-        gpus: GPUs, as CUDA_VISIBLE_DEVICES names them.
-        mpi: Whether mpi4py is installed.
-        environ: Its environment.
-        folder: Its working folder.
-        cpu_limit: See `machine.cpu_limit`.
-        cache: What was measured on it; None to measure nothing.
-    """
-
-    cpus: tuple[int, ...]
-    gpus: tuple[str, ...]
-    mpi: bool
-    environ: Mapping[str, str]
-    folder: Path
-    cpu_limit: float | None = None
-    cache: Cache | None = None
-
-    def share(self, local_rank: int, local_world_size: int) -> environment.Share:
-        """The part of it that one of its workers gets, see `environment.share_of`."""
-        return environment.share_of(
-            self.cpus, self.gpus, local_rank, local_world_size, self.cpu_limit
-        )
 
 
 class Attempt:

@@ -6,25 +6,26 @@ import asyncio
 import dataclasses
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from drumbeat.control import hang
-from drumbeat.control.restart import Ended, GiveUp, Kind, decide
+from drumbeat.control.restart import GiveUp, Kind, decide
 from drumbeat.errors import PREEMPTED_CODE, RendezvousError
 from drumbeat.launch import agreement, environment
 from drumbeat.launch.agreement import Standing
-from drumbeat.launch.attempt import Attempt, Machine
+from drumbeat.launch.attempt import Attempt
 from drumbeat.launch.console import Console
 from drumbeat.launch.failures import Failure, root_cause
 from drumbeat.launch.files import write_times
+from drumbeat.launch.forker import Forker
+from drumbeat.launch.machine import Machine
 from drumbeat.launch.meeting import Meeting
 from drumbeat.launch.notes import going_on, times
-from drumbeat.launch.plan import sync_sizes, tasks_on_node
-from drumbeat.launch.processes import ParentError, ParentProcess
+from drumbeat.launch.outcome import Outcome
+from drumbeat.launch.plan import sync_sizes
+from drumbeat.launch.processes import ParentError
 from drumbeat.launch.rendezvous import JobOver, NodesLost
 from drumbeat.launch.settings import RunSettings
-from drumbeat.launch.tuner import Tuner
 from drumbeat.launch.watch import Watch
 from drumbeat.state.memory import SnapshotMemory
 from drumbeat.state.step_times import summary as time_use
@@ -34,33 +35,12 @@ FAILURE_GRACE_S = 1.0
 TELL_TIMEOUT_S = 5.0
 REJOINING_EVERY_S = 30.0  # Says so often who is missing; it can take many minutes.
 REGROUP_TIMEOUT_S = 15.0  # For a node that has just asked to be let in.
-PARENT_TRIES = 5
 WITHDRAWN_CODE = 128 + signal.SIGTERM
-SLOW_START_S = 8.0  # After this long without a sign, say what is going on.
 _FINAL = (Kind.MISTAKE, Kind.STOPPED, Kind.PREEMPTED)
 PREEMPTED = (
     "The workers have saved their state and stopped. The same command goes on from there "
     f"(exit code {PREEMPTED_CODE})."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How the run ended: the exit code, and what to show last.
-
-    Attributes:
-        code: The agent's exit code.
-        heading: Who failed and how; "" if nobody did.
-        body: The traceback or whatever else explains it.
-        summary: One line about a success.
-        history: How the attempts before the last one ended.
-    """
-
-    code: int
-    heading: str = ""
-    body: str = ""
-    summary: str = ""
-    history: tuple[Ended, ...] = ()
 
 
 class _NotBack(RendezvousError):
@@ -81,7 +61,7 @@ class Attempts:
         settings: What to run.
         machine: Where.
         run_dir: Folder for logs; exists.
-        preload: Module that the parent imports.
+        forker: Has the process that forks the workers.
         console: Where output goes.
         hurry: Set when workers are to be killed at once at the end.
 
@@ -96,17 +76,16 @@ class Attempts:
         *,
         machine: Machine,
         run_dir: Path,
-        preload: str,
+        forker: Forker,
         console: Console,
         hurry: asyncio.Event,
     ) -> None:
         self._settings = settings
         self._machine = machine
         self._run_dir = run_dir
-        self._preload = preload
+        self._forker = forker
         self._console = console
         self._hurry = hurry
-        self._parent: ParentProcess | None = None
         self._memory = SnapshotMemory.create()
         self._grace_s = STOP_GRACE_S
         self._collectives = ""
@@ -116,8 +95,6 @@ class Attempts:
         self._withdraws = False
         self._keeps_backups = False
         self._telling: asyncio.Future[None] | None = None
-        share = machine.share(0, self._task_count)
-        self._tuner = Tuner(settings, machine, share, run_dir, console.note)
         self._ready = asyncio.Event()
         self.meeting = Meeting(settings, on_waiting=console.note, ready=self._ready)
         self.current: Attempt | None = None
@@ -135,7 +112,7 @@ class Attempts:
                 outcome = await self._agree()
                 if outcome is not None:
                     return outcome
-                await self._have_parent()  # in the environment that all agree on
+                await self._forker.have()  # in the environment that all agree on
                 failures = await self._train()
             except NodesLost as error:
                 failures = [self.meeting.lost_failure(error)]
@@ -157,8 +134,7 @@ class Attempts:
         """Ends what is still running, and leaves nothing behind."""
         if self.current is not None:
             await self.current.stop(self._grace_s, self._hurry)
-        if self._parent is not None:
-            await self._parent.stop()
+        await self._forker.stop()
         if self.current is not None:
             await self.current.close()
             missed = self.current.missed
@@ -196,7 +172,7 @@ class Attempts:
     async def _come_together(self) -> None:
         """Has the parent ready and the other nodes here."""
         met = asyncio.ensure_future(self._meet())
-        work = [asyncio.ensure_future(self._have_parent()), met]
+        work = [asyncio.ensure_future(self._ready_to_fork()), met]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
             if not met.done():
@@ -210,47 +186,9 @@ class Attempts:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
 
-    async def _have_parent(self) -> None:
-        """Has the parent ready, in the environment that is chosen by now."""
-        if self._parent is not None and self._parent.is_alive and not self._tuner.is_changed:
-            return
-        imported = asyncio.get_running_loop().create_future()
-        measured = asyncio.ensure_future(self._tuner.settle(imported))
-        try:
-            await self._import()
-            imported.set_result(None)
-            await measured
-            if self._tuner.is_changed:
-                await self._import()
-        finally:
-            measured.cancel()
-            await asyncio.gather(measured, return_exceptions=True)
+    async def _ready_to_fork(self) -> None:
+        await self._forker.have()
         self._ready.set()
-
-    async def _import(self) -> None:
-        settings = self._settings
-        if self._parent is not None:
-            self._parent.kill()
-        variables = self._tuner.variables()
-        log = self._run_dir / _log_name("parent", settings.node_rank)
-        for tries_left in reversed(range(PARENT_TRIES)):
-            self._parent = ParentProcess.start(variables, self._preload, log)
-            slow = asyncio.get_running_loop().call_later(
-                SLOW_START_S,
-                self._console.note,
-                "Loading TensorFlow takes its time on this machine…",
-            )
-            try:
-                await self._parent.ready(settings.start_timeout_s)
-                return
-            except ParentError as error:
-                # What it can't import, it never can; a kill is chance, as it is of a worker.
-                if not (tries_left and settings.max_restarts and self._parent.was_killed):
-                    raise
-                self._parent.kill()
-                self._console.note(f"{error} It is started again.")
-            finally:
-                slow.cancel()
 
     async def _meet(self) -> None:
         """Meets the other nodes, for the first time or anew, and agrees on the collectives."""
@@ -262,7 +200,7 @@ class Attempts:
         if moves and not meeting.is_broken:
             await self._meet_anew(self._standing.failure, REGROUP_TIMEOUT_S)
         elif not meeting.is_broken:
-            await meeting.start(ports=self._task_count, timeout_s=settings.start_timeout_s)
+            await meeting.start(ports=self._settings.task_count, timeout_s=settings.start_timeout_s)
         else:
             lost = meeting.lost_failure()
             if not (moves and lost.consequence):
@@ -282,7 +220,9 @@ class Attempts:
         self.meeting.attempt = self._standing.attempts + 1
         try:
             await self.meeting.start(
-                ports=self._task_count, timeout_s=timeout_s, waiting_every_s=REJOINING_EVERY_S
+                ports=self._settings.task_count,
+                timeout_s=timeout_s,
+                waiting_every_s=REJOINING_EVERY_S,
             )
         except JobOver:
             raise
@@ -315,7 +255,7 @@ class Attempts:
             job_id=self._standing.job_id or settings.job_id,
             snapshot=self._memory.newest_step(),
             fired=self._fired,
-            onednn=self._tuner.onednn,
+            onednn=self._forker.tuner.onednn,
         )
         values = agreement.to_values(mine, settings.node_rank, settings.nodes)
         self._fences += 1
@@ -331,7 +271,7 @@ class Attempts:
         here = self.meeting.present
         agreed = agreement.agree(agreement.from_values(found), here)
         self._fired |= agreed.fired
-        self._tuner.adopt(agreed.onednn)
+        self._forker.tuner.adopt(agreed.onednn)
         self._standing = Standing(
             job_id=agreed.job_id or client.job_id, history=agreed.history, nodes=here
         )
@@ -350,11 +290,11 @@ class Attempts:
 
     async def _train(self) -> list[Failure]:
         """One attempt; returns its failures."""
-        assert self._parent is not None  # noqa: S101
+        parent = self._forker.parent
         patience = hang.patience([ended.kind for ended in self._standing.history])
         watch = Watch(
             self._settings,
-            self._parent,
+            parent,
             self.meeting,
             self._console.note,
             patience,
@@ -366,20 +306,20 @@ class Attempts:
             run_dir=self._run_dir,
             console=self._console,
             client=self.meeting.client,
-            parent=self._parent,
+            parent=parent,
             memory=self._memory,
             watch=watch,
             collectives=self._collectives,
             job_id=self._standing.job_id,
             number=self._standing.attempts + 1,
             fired=self._fired,
-            chosen=self._tuner.chosen,
+            chosen=self._forker.tuner.chosen,
         )
         self.meeting.release_ports()
         try:
             await self.current.start()
         except ParentError as error:
-            self._parent.kill()
+            parent.kill()
             return [await watch.parent_lost(error)]
         failures = await watch.run()
         kind = root_cause(failures).policy_kind if failures else None
@@ -434,12 +374,3 @@ class Attempts:
     @property
     def _world_size(self) -> int:
         return sum(sync_sizes(self._settings, self.meeting.client.roster))
-
-    @property
-    def _task_count(self) -> int:
-        settings = self._settings
-        return tasks_on_node(settings, settings.node_rank, settings.workers)
-
-
-def _log_name(stem: str, node_rank: int) -> str:
-    return f"{stem}.log" if node_rank == 0 else f"{stem}-node-{node_rank}.log"

@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from drumbeat.launch import environment
+from drumbeat.launch.tuning import Cache
+
 _TENSORFLOWS = ("tensorflow", "tensorflow-cpu", "tf-nightly")
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "stepping", "model name", "CPU implementer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What the agent found on its machine.
+
+    Attributes:
+        cpus: CPUs it may use.
+        gpus: GPUs, as CUDA_VISIBLE_DEVICES names them.
+        mpi: Whether mpi4py is installed.
+        environ: Its environment.
+        folder: Its working folder.
+        cpu_limit: See `machine.cpu_limit`.
+        cache: What was measured on it; None to measure nothing.
+    """
+
+    cpus: tuple[int, ...]
+    gpus: tuple[str, ...]
+    mpi: bool
+    environ: Mapping[str, str]
+    folder: Path
+    cpu_limit: float | None = None
+    cache: Cache | None = None
+
+    def share(self, local_rank: int, local_world_size: int) -> environment.Share:
+        """The part of it that one of its workers gets, see `environment.share_of`."""
+        return environment.share_of(
+            self.cpus, self.gpus, local_rank, local_world_size, self.cpu_limit
+        )
 
 
 def cpu_model(root: Path = Path("/")) -> str:

@@ -32,13 +32,6 @@ class LocalTask:
         return self.name.replace(" ", "-")
 
 
-def tasks_on_node(settings: RunSettings, node_rank: int, workers: int) -> int:
-    """How many processes, and so ports, a node has."""
-    if node_rank == 0 and settings.ps:
-        return workers + settings.ps + 1
-    return workers
-
-
 def cluster_of(settings: RunSettings, roster: Sequence[Node]) -> ClusterSpec:
     """The cluster of the job: rank 0 first, then the workers node by node.
 

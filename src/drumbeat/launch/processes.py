@@ -34,7 +34,7 @@ class ParentError(DrumbeatError):
 class ParentProcess:
     """A running parent, see `drumbeat.launch.parent`.
 
-    All methods but `start` belong into one event loop.
+    All methods but `start` and `kill` belong into one event loop, and `ready` comes first.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ParentProcess:
         self._process = process
         self._connection = connection
         self._log = log
-        self._is_ready = asyncio.get_running_loop().create_future()
+        self._is_ready: asyncio.Future[int] | None = None
         self._pids: dict[str, asyncio.Future[int]] = {}
         self._ends: dict[str, asyncio.Future[int]] = {}
         self._reading: asyncio.Task[None] | None = None
@@ -82,9 +82,7 @@ class ParentProcess:
         finally:
             theirs.close()
         ours.setblocking(False)
-        parent = cls(process, ours, log)
-        parent._reading = asyncio.ensure_future(parent._read())
-        return parent
+        return cls(process, ours, log)
 
     async def ready(self, timeout_s: float) -> None:
         """Waits until workers can be started.
@@ -92,6 +90,9 @@ class ParentProcess:
         Raises:
             ParentError: It ended, or `timeout_s` passed; with what it printed.
         """
+        if self._is_ready is None:
+            self._is_ready = asyncio.get_running_loop().create_future()
+            self._reading = asyncio.ensure_future(self._read())
         try:
             await asyncio.wait_for(asyncio.shield(self._is_ready), timeout_s)
         except asyncio.TimeoutError:
@@ -168,6 +169,12 @@ class ParentProcess:
                 os.kill(pid, number)
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it has once been able to fork workers."""
+        ready = self._is_ready
+        return ready is not None and ready.done() and not ready.exception()
+
+    @property
     def is_alive(self) -> bool:
         """Whether it can still fork workers."""
         return self._process.poll() is None
@@ -184,7 +191,7 @@ class ParentProcess:
 
     async def stop(self) -> None:
         """Ends the parent, within 2 s, and with it whatever of the workers is left."""
-        if self._is_ready.done() and not self._is_ready.exception():
+        if self.is_ready:
             with contextlib.suppress(OSError):
                 self._connection.send(_STOP)
             deadline = asyncio.get_running_loop().time() + _STOP_TIMEOUT_S
@@ -206,6 +213,7 @@ class ParentProcess:
         self._connection.close()
 
     async def _read(self) -> None:
+        assert self._is_ready is not None  # noqa: S101
         received = b""
         loop = asyncio.get_running_loop()
         with contextlib.suppress(OSError):
@@ -215,25 +223,25 @@ class ParentProcess:
                     end = 4 + int.from_bytes(received[:4], "big")
                     if len(received) < end:
                         break
-                    self._handle(_json_object(received[4:end]))
+                    self._handle(_json_object(received[4:end]), self._is_ready)
                     received = received[end:]
-        self._lost()
+        self._lost(self._is_ready)
 
-    def _handle(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: dict[str, Any], is_ready: asyncio.Future[int]) -> None:
         match message:
             case {"ready": _}:
-                _set(self._is_ready, 0)
+                _set(is_ready, 0)
             case {"started": str(name), "pid": int(pid)}:
                 _set(self._pids[name], pid)
             case {"ended": str(name), "status": int(status)}:
                 _set(self._ends[name], status)
 
-    def _lost(self) -> None:
+    def _lost(self, is_ready: asyncio.Future[int]) -> None:
         """The parent closed the socket: it has ended, or will in a moment."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         text = f"The process that starts the workers ended.{self._end_in_words()}"
-        for future in (self._is_ready, *self._pids.values(), *self._ends.values()):
+        for future in (is_ready, *self._pids.values(), *self._ends.values()):
             if not future.done():
                 future.set_exception(ParentError(f"{text}{self._log_tail()}"))
                 future.exception()  # nobody may be waiting for this one

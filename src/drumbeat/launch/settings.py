@@ -175,6 +175,12 @@ class RunSettings:
     job_id: str = ""
     onednn: str = ""
 
+    @property
+    def task_count(self) -> int:
+        """How many processes, and so ports, this node has."""
+        chief_and_ps = 1 + self.ps if self.node_rank == 0 and self.ps else 0
+        return self.workers + chief_and_ps
+
 
 def plan_run(
     arguments: RunArguments, env: Mapping[str, str], *, cpus: int, now: datetime

@@ -13,19 +13,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from drumbeat.launch import environment, files
-from drumbeat.launch.agent import Agent, Outcome
-from drumbeat.launch.attempt import Machine
 from drumbeat.launch.console import Console
-from drumbeat.launch.machine import cpu_limit
+from drumbeat.launch.forker import Forker
+from drumbeat.launch.machine import Machine, cpu_limit
+from drumbeat.launch.outcome import Outcome
 from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
 from drumbeat.launch.signals import exit_quietly
+from drumbeat.launch.tuner import Tuner
 from drumbeat.launch.tuning import Cache
-from drumbeat.state.backups import Backups
 from drumbeat.state.folders import open_folder
 from drumbeat.state.small_files import write_json
+
+if TYPE_CHECKING:
+    from drumbeat.launch.agent import Agent
 
 STDOUT_FD = 1
 LIMIT_CODE = 124  # As timeout(1) has it.
@@ -101,14 +104,21 @@ def supervise(
         cpu_limit=limit,
         cache=cache,
     )
+    console = Console(output_fd, environ)
+    note = console.note
+    tuner = Tuner(settings, machine, machine.share(0, settings.task_count), run_dir, note)
+    forker = Forker(settings, tuner, preload=preload, run_dir=run_dir, note=note)
+    forker.begin()
+    # While that process imports TensorFlow, this one imports what it needs itself.
+    from drumbeat.launch.agent import Agent
+
     job_file = files.job_file(run_dir, settings.node_rank)
     record = files.describe_run(
         settings, folder=machine.folder, argv=argv, started=now.astimezone().isoformat()
     )
     _write(job_file, record)
-    console = Console(output_fd, environ)
     agent = functools.partial(
-        Agent, settings, machine=machine, run_dir=run_dir, preload=preload, console=console
+        Agent, settings, machine=machine, run_dir=run_dir, forker=forker, console=console
     )
     outcome = Outcome(code=1, heading="drumbeat itself failed.")
     try:
@@ -136,6 +146,8 @@ def _with_seed_of_backup(settings: RunSettings, backup_dir: str) -> RunSettings:
         ConfigError: The folder can't be used.
         StateError: It can't be read.
     """
+    from drumbeat.state.backups import Backups
+
     folder = open_folder(backup_dir)
     folder.check()
     about = Backups(folder).newest_about()

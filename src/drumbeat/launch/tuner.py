@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from drumbeat.launch import environment, machine
-from drumbeat.launch.attempt import Machine
 from drumbeat.launch.calibration import Finding, alternatives
+from drumbeat.launch.machine import Machine
 from drumbeat.launch.measuring import MeasuringError, measure
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.tuning import TUNED, Entry, Key
