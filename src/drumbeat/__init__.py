@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
     from drumbeat.state.loops import Keeper, Resumable
 
+    StrategyName = Literal[
+        "auto", "one-device", "mirrored", "central-storage", "multi-worker", "parameter-server"
+    ]
+
 __version__ = "0.1.0"
 __all__ = ["__version__", "data", "state", "strategy"]
 
@@ -37,6 +41,7 @@ loops.keepers.append(_keeper)
 
 
 def strategy(
+    name: StrategyName | None = None,
     *,
     exact: int | None = None,
     shares: Sequence[int] | Literal["auto"] | None = None,
@@ -45,11 +50,15 @@ def strategy(
 ) -> tf.distribute.Strategy:
     """The strategy that fits this process's cluster.
 
-    With several workers (under `drumbeat run`, or with TF_CONFIG set): synchronous
-    data-parallel training, as a `tf.distribute.Strategy` for `scope()`, `run()` and
-    the rest of that class's methods. Alone: TensorFlow's default strategy.
+    By itself it takes parameter servers where the cluster (of `drumbeat run`, or of
+    TF_CONFIG) has any, synchronous data-parallel training with several workers, all devices
+    of a single worker that has several, and else TensorFlow's default strategy. All of them are
+    a `tf.distribute.Strategy`, with `scope()`, `run()` and the rest of that class's methods.
 
     Args:
+        name: "one-device", "mirrored", "central-storage", "multi-worker" or
+            "parameter-server" for this one; None or "auto" for the one that fits.
+            `drumbeat run --strategy` wins over it.
         exact: Exact mode: weights have the same bytes for every number of workers that
             divides this number of virtual shards, into which each global batch is cut.
             `num_replicas_in_sync` is this number then. Also for one process alone.
@@ -72,11 +81,11 @@ def strategy(
 
     Raises:
         drumbeat.errors.ConfigError: TF_CONFIG, the Keras backend or an argument can't
-            be used.
+            be used, or the cluster can't have the strategy; says what is missing.
         drumbeat.errors.CollectiveError: The other workers can't be reached.
     """
     from drumbeat.strategies import choose
     from drumbeat.training.integrate import integrate
 
     integrate()
-    return choose.strategy(exact=exact, shares=shares, compress=compress, jit=jit)
+    return choose.strategy(name, exact=exact, shares=shares, compress=compress, jit=jit)

@@ -34,6 +34,7 @@ IDENTITY = Identity(
         replace(IDENTITY, shares=(3, 1, 2)),
         replace(IDENTITY, shares="auto"),
         replace(IDENTITY, jit="on"),
+        replace(IDENTITY, strategy="central-storage", devices_per_worker=4),
         replace(IDENTITY, compress=Compress(method="topk", ratio=0.003)),
         replace(IDENTITY, backup_dir="gs://bucket/a b", backup_every_s=1.5),
     ],
@@ -68,6 +69,7 @@ def test_a_missing_variable_is_named(name: str) -> None:
         ("DRUMBEAT_SHARES", "2,much", "'2,much'.*such as 2,1"),
         ("DRUMBEAT_SHARES", "2,0", "'2,0'.*from 1 to 1000000"),
         ("DRUMBEAT_EXACT", "very", "'very'"),
+        ("DRUMBEAT_STRATEGY", "parameter_servers", "Did you mean parameter-server"),
     ],
 )
 def test_a_malformed_variable_is_quoted(name: str, value: str, part: str) -> None:

@@ -53,6 +53,14 @@ def test_gpus_go_round(gpus, given):
     assert [share_of((0, 1), gpus, rank, 3).gpu for rank in range(3)] == given
 
 
+def test_a_worker_with_several_devices():
+    gpus = ("a", "b", "c", "d")
+    assert [share_of((0, 1), gpus, rank, 2, None, 2).gpu for rank in range(2)] == ["a,b", "c,d"]
+    assert share_of((0, 1), gpus, 0, 1, None, None).gpu == "a,b,c,d"
+    assert share_of((0, 1), gpus, 0, 1, None, 9).gpu == "a,b,c,d"
+    assert share_of((0, 1), (), 0, 1, None, None).gpu is None
+
+
 def environment_of(environ: dict[str, str], *, gpu: str | None = None) -> dict[str, str]:
     share = Share(cpus=(0, 1), threads=2, gpu=gpu)
     made = worker_environment(

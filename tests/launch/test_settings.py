@@ -114,6 +114,14 @@ def test_arguments_win_over_tf_config_and_the_log_says_so(arguments):
         ({"compress": "topk", "ps": 1}, "parameter servers"),
         ({"jit": "yes"}, "jit is 'yes'; expected one of auto, on, off"),
         ({"jit": "on", "exact": 8}, "jit=on and exact=8 exclude each other"),
+        ({"strategy": "ps"}, "--strategy is 'ps'; expected one of auto, one-device"),
+        ({"strategy": "parameter-server", "workers": 2}, "no ps task.* Add --ps 1"),
+        ({"ps": 1, "exact": 8}, "--exact is of the strategy multi-worker.* parameter servers"),
+        ({"strategy": "mirrored", "shares": "auto"}, "--shares auto is of the strategy multi"),
+        ({"strategy": "mirrored", "processes_per_node": 2}, "--processes-per-node 2 is of"),
+        ({"ps": 1, "processes_per_node": 2}, "--processes-per-node 2 is of"),
+        ({"workers": 3, "processes_per_node": 2}, "3 devices .* can't be shared evenly"),
+        ({"devices_per_worker": 0}, "--devices-per-worker is 0"),
         ({"seed": -1}, "--seed is -1"),
         ({"start_timeout_s": 0.0}, "--start-timeout is 0.0"),
         ({"rejoin_timeout_s": -1.0}, "--rejoin-timeout is -1.0"),
@@ -133,6 +141,54 @@ def test_mistakes(arguments, given, message):
     with pytest.raises(ConfigError, match=message) as caught:
         plan(arguments, **given)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "processes", "devices", "ps", "chosen", "note"),
+    [
+        ({}, 1, None, 0, "one-device", None),
+        ({"workers": 1}, 1, 1, 0, "one-device", None),
+        ({"workers": 2}, 2, 1, 0, "multi-worker", None),
+        ({"devices_per_worker": 2}, 1, 2, 0, "mirrored", "mirrored (one worker with 2 devices)"),
+        ({"workers": 2, "ps": 1}, 2, 1, 1, "parameter-server", "parameter-server (1 ps task)"),
+        (
+            {"workers": 2, "devices_per_worker": 2},
+            *(4, 1, 0, "multi-worker"),
+            "2 workers of 2 devices: 4 processes, each with one device",
+        ),
+        (
+            {"workers": 2, "devices_per_worker": 2, "processes_per_node": 2},
+            *(2, 2, 0, "multi-worker", "multi-worker (2 workers)"),
+        ),
+        # The same options under every strategy.
+        *(
+            ({"workers": 2, "ps": 1, "strategy": name}, processes, devices, ps, name, note)
+            for name, processes, devices, ps, note in (
+                ("one-device", 1, 1, 0, "one process on one device, not 2"),
+                ("mirrored", 1, 2, 0, "one process with 2 devices, in place of 2 workers"),
+                ("central-storage", 1, 2, 0, "one process with 2 devices"),
+                ("multi-worker", 2, 1, 0, "--ps 1 has no effect"),
+                ("parameter-server", 2, 1, 1, None),
+            )
+        ),
+        ({"strategy": "mirrored"}, 1, None, 0, "mirrored", None),
+    ],
+)
+def test_processes_and_devices(arguments, given, processes, devices, ps, chosen, note):
+    settings = plan(arguments, **given)
+    assert (settings.workers, settings.devices_per_worker, settings.ps) == (processes, devices, ps)
+    assert settings.chosen_strategy == chosen
+    notes = [said for said in settings.notes if "share 4 CPUs" not in said]
+    assert note in " ".join(notes) if note else notes == []
+
+
+def test_a_strategy_of_one_process_on_several_machines_is_refused(arguments):
+    for env, more in (
+        (tf_config("worker", 0), {}),
+        ({}, {"nodes": 2, "node_rank": 0, "rendezvous": "h:1"}),
+    ):
+        with pytest.raises(ConfigError, match="trains in one process, but the cluster has"):
+            plan(arguments, {**env, **TOKEN}, strategy="mirrored", **more)
 
 
 def test_exact_mode_has_a_seed_of_its_own(arguments):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from drumbeat.errors import ConfigError
-from drumbeat.launch import environment, files, settings
+from drumbeat.launch import checks, environment, files, settings
 from drumbeat.launch.settings import RunArguments
 from drumbeat.launch.start import allowed_cpus
 
@@ -60,7 +60,7 @@ def check(
 
     plan = _plan(tuple(command), module, workers, steps, timeout, run_dir)
     absent = {"-n", "--workers"} if workers == DEFAULT_WORKERS else set()
-    if late := settings.note_on_late_options("check", command, absent):
+    if late := checks.note_on_late_options("check", command, absent):
         print(late, flush=True)
     raise typer.Exit(run_check(plan))
 
@@ -76,10 +76,10 @@ def _plan(
     from drumbeat.cli.comparing import Plan
 
     arguments = RunArguments(command=command, is_module=is_module)
-    settings.check_command(arguments)
-    if not 2 <= workers <= settings.MAX_PROCESSES:
+    checks.check_command(arguments)
+    if not 2 <= workers <= checks.MAX_PROCESSES:
         raise ConfigError(
-            f"-n is {workers}; expected 2 to {settings.MAX_PROCESSES}: the workers are compared "
+            f"-n is {workers}; expected 2 to {checks.MAX_PROCESSES}: the workers are compared "
             "with one."
         )
     if not 1 <= steps <= MAX_STEPS:

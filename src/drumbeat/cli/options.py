@@ -11,6 +11,7 @@ import typer
 from drumbeat import __version__
 from drumbeat.cli.check import check
 from drumbeat.cli.tune import tune
+from drumbeat.cluster import strategy_names
 from drumbeat.cluster.compression import METAVAR
 from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, EXACT_SHARDS
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 
 _MACHINES = "On several machines"
+_STRATEGY = "How to train"
 _SAME = "The same model, to the bit or on uneven machines"
 _FASTER = "Faster"
 _FAILURES = "When something fails"
@@ -88,9 +90,49 @@ def run(
     ps: Annotated[
         Number,
         typer.Option(
-            "--ps", metavar="N", help="Parameter servers; then there is a chief beside the workers."
+            "--ps",
+            metavar="N",
+            help="Parameter servers, which hold the variables; the script runs in a chief beside "
+            "the workers.",
         ),
     ] = None,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            "--strategy",
+            metavar="NAME",
+            help=f"{', '.join(strategy_names.CHOICES)} (default: what fits); wins over the one "
+            "that the script names.",
+            rich_help_panel=_STRATEGY,
+        ),
+    ] = strategy_names.AUTO,
+    devices_per_worker: Annotated[
+        Number,
+        typer.Option(
+            "--devices-per-worker",
+            metavar="N",
+            help="Devices of each worker: GPUs, or parts of the CPU that stand for them.",
+            rich_help_panel=_STRATEGY,
+        ),
+    ] = None,
+    processes_per_node: Annotated[
+        Number,
+        typer.Option(
+            "--processes-per-node",
+            metavar="N",
+            help="In how many processes the devices of a machine are (default: one for each).",
+            rich_help_panel=_STRATEGY,
+        ),
+    ] = None,
+    evaluator: Annotated[
+        bool,
+        typer.Option(
+            "--evaluator",
+            metavar="",
+            help="One more process, which evaluates what the chief has saved.",
+            rich_help_panel=_STRATEGY,
+        ),
+    ] = False,
     nodes: Annotated[
         Number,
         typer.Option(
@@ -268,7 +310,7 @@ def run(
         typer.Option(
             "--keep-tf-strategies",
             metavar="",
-            help="Leave TensorFlow's MultiWorkerMirroredStrategy alone.",
+            help="Leave TensorFlow's strategies alone.",
             rich_help_panel=_SELDOM,
         ),
     ] = False,
@@ -301,6 +343,10 @@ def run(
         is_module=module,
         workers=parse_workers(workers),
         ps=ps,
+        strategy=strategy,
+        devices_per_worker=devices_per_worker,
+        processes_per_node=processes_per_node,
+        evaluator=evaluator,
         nodes=nodes,
         node_rank=node_rank,
         rendezvous=rendezvous,

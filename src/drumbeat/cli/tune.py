@@ -11,10 +11,10 @@ import typer
 
 from drumbeat.errors import ConfigError
 from drumbeat.launch import environment
+from drumbeat.launch.checks import MAX_PROCESSES
 from drumbeat.launch.environment import Share
 from drumbeat.launch.machine import Machine, cpu_limit
 from drumbeat.launch.measuring import MeasuringError
-from drumbeat.launch.settings import MAX_PROCESSES
 from drumbeat.launch.start import allowed_cpus
 from drumbeat.launch.tuner import find, key_of
 from drumbeat.launch.tuning import TUNED, Cache, Entry, Key

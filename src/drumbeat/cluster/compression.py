@@ -72,17 +72,12 @@ class Compress:
         """Whether anything may be compressed."""
         return self.method != NONE
 
-    def check(self, *, exact: int | None, ps: int = 0) -> None:
+    def check(self, *, exact: int | None) -> None:
         """Looks whether it can go together with what else was asked for.
 
         Raises:
-            ConfigError: Exact mode, or parameter servers.
+            ConfigError: Exact mode.
         """
-        if ps and self.is_on:
-            raise ConfigError(
-                f"compress={self} was asked for, but with parameter servers the workers don't sum "
-                "gradients, so there is nothing to compress. Leave it out."
-            )
         if exact is not None and self.is_on:
             raise ConfigError(
                 f"compress={self} and exact={exact} were both asked for, but compressed gradients "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from drumbeat.cluster import strategy_names
 from drumbeat.cluster.compression import Compress
 from drumbeat.errors import ConfigError
 
@@ -40,8 +41,11 @@ class Identity:
         timeout_s: Deadline of one collective, seconds.
         seed: What Python, NumPy and TensorFlow are seeded with before the script
             starts, alike on all workers; None leaves them alone.
-        keep_tf_strategies: Leave `tf.distribute.MultiWorkerMirroredStrategy` as
-            TensorFlow made it.
+        keep_tf_strategies: Leave `tf.distribute.MultiWorkerMirroredStrategy` and its
+            like as TensorFlow made them.
+        strategy: What was asked for, one of `strategy_names.CHOICES`; but for "auto" it
+            wins over what a script names.
+        devices_per_worker: Devices that this process trains on.
         exact: Number of virtual shards in exact mode; None outside of it.
         shares: How much of each global batch each worker takes: a number for each, or
             "auto" to measure it; None for equal parts.
@@ -64,6 +68,8 @@ class Identity:
     timeout_s: float
     seed: int | None = None
     keep_tf_strategies: bool = False
+    strategy: str = strategy_names.AUTO
+    devices_per_worker: int = 1
     exact: int | None = None
     shares: tuple[int, ...] | str | None = None
     compress: Compress = Compress()
@@ -92,6 +98,8 @@ class Identity:
             "DRUMBEAT_COLLECTIVE_TIMEOUT_S": repr(self.timeout_s),
             "DRUMBEAT_SEED": "" if self.seed is None else str(self.seed),
             "DRUMBEAT_KEEP_TF_STRATEGIES": str(int(self.keep_tf_strategies)),
+            "DRUMBEAT_STRATEGY": self.strategy,
+            "DRUMBEAT_DEVICES_PER_WORKER": str(self.devices_per_worker),
             "DRUMBEAT_EXACT": "" if self.exact is None else str(self.exact),
             "DRUMBEAT_SHARES": shares_text(self.shares),
             "DRUMBEAT_COMPRESS": str(self.compress),
@@ -125,6 +133,8 @@ class Identity:
                 timeout_s=float(env["DRUMBEAT_COLLECTIVE_TIMEOUT_S"]),
                 seed=int(env["DRUMBEAT_SEED"]) if env["DRUMBEAT_SEED"] else None,
                 keep_tf_strategies=bool(int(env["DRUMBEAT_KEEP_TF_STRATEGIES"])),
+                strategy=env["DRUMBEAT_STRATEGY"],
+                devices_per_worker=int(env["DRUMBEAT_DEVICES_PER_WORKER"]),
                 exact=int(env["DRUMBEAT_EXACT"]) if env["DRUMBEAT_EXACT"] else None,
                 shares=parse_shares(env["DRUMBEAT_SHARES"]),
                 compress=Compress.parse(env["DRUMBEAT_COMPRESS"]),
@@ -145,6 +155,7 @@ class Identity:
             raise ConfigError(
                 f"DRUMBEAT_COLLECTIVES is {identity.collectives!r}; expected one of {COLLECTIVES}."
             )
+        strategy_names.check(identity.strategy, "DRUMBEAT_STRATEGY")
         return identity
 
 

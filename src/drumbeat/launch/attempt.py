@@ -311,7 +311,7 @@ class Attempt:
         machine, settings = self._machine, self._settings
         worker = environment.worker_environment(
             environ=machine.environ,
-            share=machine.share(task.local_rank, len(self._tasks)),
+            share=machine.share(task.local_rank, len(self._tasks), settings.devices_per_worker),
             chosen=self._chosen,
             identity=self._identity(task),
             tf_config=task.tf_config,
@@ -364,6 +364,8 @@ class Attempt:
             timeout_s=settings.collective_timeout_s,
             seed=self._seed(),
             keep_tf_strategies=settings.keep_tf_strategies,
+            strategy=settings.strategy,
+            devices_per_worker=settings.devices_per_worker or len(self._machine.gpus) or 1,
             exact=settings.exact,
             shares=settings.shares,
             compress=settings.compress,

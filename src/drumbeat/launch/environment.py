@@ -34,7 +34,7 @@ class Share:
     Attributes:
         cpus: Numbers of the CPUs it may run on; empty to leave that alone.
         threads: How many threads TensorFlow may use for one operation.
-        gpu: Its device as CUDA_VISIBLE_DEVICES names it; None without GPUs.
+        gpu: Its device or devices as CUDA_VISIBLE_DEVICES names them; None without GPUs.
     """
 
     cpus: tuple[int, ...]
@@ -61,8 +61,9 @@ def share_of(
     local_rank: int,
     local_world_size: int,
     limit: float | None = None,
+    devices: int | None = 1,
 ) -> Share:
-    """The CPUs and the GPU of worker `local_rank` of `local_world_size` on a node.
+    """The CPUs and the GPUs of worker `local_rank` of `local_world_size` on a node.
 
     Every worker gets equally many neighbouring CPUs (they share caches and
     memory); a remainder stays free for the agent and the system, because the
@@ -79,8 +80,9 @@ def share_of(
         local_rank: 0 to `local_world_size - 1`.
         local_world_size: At least 1.
         limit: See `machine.cpu_limit`.
+        devices: How many GPUs it gets, as far as there are so many; None for all.
     """
-    gpu = gpus[local_rank % len(gpus)] if gpus else None
+    gpu = _gpus(gpus, local_rank, len(gpus) if devices is None else devices)
     if limit is not None and limit < len(cpus):
         return Share(cpus=(), threads=max(int(limit / local_world_size), 1), gpu=gpu)
     if not cpus:
@@ -90,6 +92,14 @@ def share_of(
         return Share(cpus=(cpus[local_rank % len(cpus)],), threads=1, gpu=gpu)
     start = local_rank * size
     return Share(cpus=tuple(cpus[start : start + size]), threads=size, gpu=gpu)
+
+
+def _gpus(gpus: Sequence[str], local_rank: int, count: int) -> str | None:
+    if not gpus:
+        return None
+    first = local_rank * count
+    wanted = range(first, first + min(count, len(gpus)))
+    return ",".join(gpus[number % len(gpus)] for number in wanted)
 
 
 def usual_variables(share: Share) -> dict[str, str]:

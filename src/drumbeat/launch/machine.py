@@ -37,10 +37,12 @@ class Machine:
     cpu_limit: float | None = None
     cache: Cache | None = None
 
-    def share(self, local_rank: int, local_world_size: int) -> environment.Share:
+    def share(
+        self, local_rank: int, local_world_size: int, devices: int | None = 1
+    ) -> environment.Share:
         """The part of it that one of its workers gets, see `environment.share_of`."""
         return environment.share_of(
-            self.cpus, self.gpus, local_rank, local_world_size, self.cpu_limit
+            self.cpus, self.gpus, local_rank, local_world_size, self.cpu_limit, devices
         )
 
 

@@ -7,31 +7,35 @@ the log which of them decided, where that is not obvious.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from drumbeat.cluster import strategy_names
 from drumbeat.cluster.compression import Compress
 from drumbeat.cluster.faults import Fault, check_places, parse_all
-from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, check_jit, parse_shares
+from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, parse_shares
 from drumbeat.cluster.spec import ClusterSpec, Task
-from drumbeat.cluster.wording import listed, shown
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
 from drumbeat.errors import ConfigError
+from drumbeat.launch.checks import (
+    MAX_PROCESSES,
+    check_command,
+    check_numbers,
+    note_on_late_options,
+)
+from drumbeat.launch.layout import plan_layout
 from drumbeat.launch.place import Place, find_place, token_of
 from drumbeat.launch.sizes import Range, check_shares, plan_sizes
 from drumbeat.state.folders import open_folder
 
-COLLECTIVES_CHOICES = ("auto", "mpi", "tensorflow")
 DEFAULT_START_TIMEOUT_S = 300.0
 DEFAULT_COLLECTIVE_TIMEOUT_S = 600.0
 DEFAULT_REJOIN_TIMEOUT_S = 600.0
 """Clouds and Kubernetes take minutes to replace a machine, and wait up to five between tries."""
 DEFAULT_GRACE_S = 25.0
 """Kubernetes and most clouds kill 30 s after their notice."""
-MAX_PROCESSES = 1024
 EXACT_SEED = 0
 """Exact mode promises the same bytes for any number of workers, so also run after run."""
 
@@ -45,6 +49,10 @@ class RunArguments:
         is_module: The command is a module's name (`-m`).
         workers: Workers on this node, or the range for the whole job.
         ps: Parameter servers.
+        strategy: One of `strategy_names.CHOICES`.
+        devices_per_worker: Devices of each worker.
+        processes_per_node: Processes that share the devices of a node.
+        evaluator: Whether there is an evaluator.
         nodes: How many nodes the job has.
         node_rank: Which of them this is, from 0.
         rendezvous: "host:port" where the agents meet.
@@ -72,6 +80,10 @@ class RunArguments:
     is_module: bool = False
     workers: int | Range | None = None
     ps: int | None = None
+    strategy: str = strategy_names.AUTO
+    devices_per_worker: int | None = None
+    processes_per_node: int | None = None
+    evaluator: bool = False
     nodes: int | None = None
     node_rank: int | None = None
     rendezvous: str | None = None
@@ -105,6 +117,10 @@ class RunSettings:
         args: The script's own arguments.
         workers: Workers on this node, at least 1.
         ps: Parameter servers, all on node 0.
+        strategy: As asked for, one of `strategy_names.CHOICES`.
+        chosen_strategy: What came of it, one of `strategy_names.NAMES`.
+        devices_per_worker: Devices of each process; None for all that the machine has.
+        evaluator: Whether there is an evaluator, on node 0.
         nodes: Nodes in the job.
         min_nodes: With fewer it does not go on; `nodes` where none may stay away.
         node_rank: 0 to `nodes - 1`.
@@ -145,6 +161,10 @@ class RunSettings:
     args: tuple[str, ...]
     workers: int
     ps: int
+    strategy: str
+    chosen_strategy: str
+    devices_per_worker: int | None
+    evaluator: bool
     nodes: int
     min_nodes: int
     node_rank: int
@@ -201,25 +221,26 @@ def plan_run(
             "DRUMBEAT_RANK is set: this process is a worker of a job already, and a job in a job "
             "would wait for itself. Unset it to start a job of its own."
         )
-    _check_numbers(arguments)
+    check_numbers(arguments)
     check_command(arguments)
     place = find_place(arguments, env)
-    ps = arguments.ps or 0
-    workers, min_nodes = plan_sizes(arguments, place)
+    asked_workers, min_nodes = plan_sizes(arguments, place)
     shares = parse_shares(arguments.shares or "")
     compress = Compress.parse(arguments.compress)
-    compress.check(exact=arguments.exact, ps=ps)
+    compress.check(exact=arguments.exact)
+    layout = plan_layout(arguments, place, asked_workers)
+    workers, ps = layout.processes, layout.ps
     if place.nodes == 1 and not place.lone_task:
         check_shares(workers, shares, arguments.exact)
-    notes = [*place.notes]
+    notes = [*place.notes, *layout.notes]
     if late := note_on_late_options("run", arguments.command, _absent(arguments, place)):
         notes.append(late)
     if place.lone_task:
-        if workers > 1 or ps:
+        if asked_workers > 1 or arguments.ps:
             raise ConfigError(
                 f"This process is {place.lone_task} of the cluster in TF_CONFIG and runs the "
-                f"script once, but {workers} workers and {ps} ps were asked for. Leave out -n and "
-                "--ps here."
+                f"script once, but {asked_workers} workers and {arguments.ps or 0} ps were asked "
+                "for. Leave out -n and --ps here."
             )
     elif workers + ps > cpus:
         notes.append(
@@ -232,6 +253,10 @@ def plan_run(
         args=arguments.command[1:],
         workers=workers,
         ps=ps,
+        strategy=arguments.strategy,
+        chosen_strategy=layout.decision.name,
+        devices_per_worker=layout.devices,
+        evaluator=arguments.evaluator,
         nodes=place.nodes,
         min_nodes=min_nodes,
         node_rank=place.node_rank,
@@ -319,94 +344,3 @@ def _absent(arguments: RunArguments, place: Place) -> set[str]:
     if arguments.exact is None and not arguments.shares:
         absent |= {"--exact", "--exact-shards", "--shares"}
     return absent
-
-
-def note_on_late_options(verb: str, command: Sequence[str], absent: Collection[str]) -> str:
-    """Says that an option in `absent`, not given before the script, follows it; else ""."""
-    for word in command[1:]:
-        name = word.split("=")[0]
-        if name in absent:
-            return (
-                f"What follows the script belongs to it, also {name}, which drumbeat does not act "
-                "on there. drumbeat's options come before the script: "
-                f"drumbeat {verb} {name} … {command[0]}"
-            )
-    return ""
-
-
-def check_command(arguments: RunArguments) -> None:
-    """Looks whether there is something to run.
-
-    Raises:
-        ConfigError: No command, or the script is missing, a folder or unreadable.
-    """
-    if not arguments.command:
-        raise ConfigError("What should run? Give a script: drumbeat run -n 2 train.py")
-    name = arguments.command[0]
-    if arguments.is_module:
-        if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
-            raise ConfigError(
-                f"-m {shown(name)} is not the name of a module; expected one such as "
-                "package.train. Leave out -m to run a file."
-            )
-        return
-    path = Path(name)
-    if arguments.exact and name.isdecimal() and not path.exists():
-        raise ConfigError(
-            f"--exact takes no number, so {name} would be the script. Use --exact-shards {name} "
-            "for that many virtual shards."
-        )
-    if path.is_dir():
-        raise ConfigError(f"{name} is a folder; expected a Python script.")
-    if not path.exists():
-        raise ConfigError(_missing(path))
-    if not os.access(path, os.R_OK):
-        raise ConfigError(f"{name} can't be read by this user; change its permissions.")
-
-
-def _missing(path: Path) -> str:
-    dotted = str(path).replace("/", ".")
-    if path.suffix == "" and (Path(f"{path}.py")).exists():
-        return f"{path} does not exist; did you mean {path}.py?"
-    if dotted.isidentifier():
-        return f"{path} does not exist in {Path.cwd()}. To run a module, put -m before its name."
-    return f"{path} does not exist (looked in {Path.cwd()}); expected a Python script."
-
-
-def _check_numbers(arguments: RunArguments) -> None:
-    given = arguments.workers
-    limits = (
-        ("-n", given.most if isinstance(given, Range) else given, 1, MAX_PROCESSES, "workers"),
-        ("--ps", arguments.ps, 0, MAX_PROCESSES, "parameter servers"),
-        ("--nodes", arguments.nodes, 1, MAX_PROCESSES, "nodes"),
-        ("--node-rank", arguments.node_rank, 0, MAX_PROCESSES - 1, "this node's number"),
-        ("--exact-shards", arguments.exact, 1, MAX_PROCESSES, "virtual shards"),
-        ("--seed", arguments.seed, 0, 2**32 - 1, "seed"),
-        ("--snapshot-every", arguments.snapshot_every, 0, 2**31, "steps; 0 for none"),
-        ("--max-restarts", arguments.max_restarts, 0, 1_000_000, "restarts without progress"),
-        ("--hang-timeout", arguments.hang_timeout_s, 0, 1_000_000, "seconds; 0 for never"),
-    )
-    for option, value, low, high, meaning in limits:
-        if value is not None and not low <= value <= high:
-            raise ConfigError(f"{option} is {value} ({meaning}); expected {low} to {high}.")
-    timeouts = (
-        ("--start-timeout", arguments.start_timeout_s),
-        ("--collective-timeout", arguments.collective_timeout_s),
-        ("--rejoin-timeout", arguments.rejoin_timeout_s),
-        ("--backup-every", arguments.backup_every_s),
-        ("--grace", arguments.grace_s),
-    )
-    for option, seconds in timeouts:
-        if seconds is not None and not 0 < seconds < float("inf"):
-            raise ConfigError(f"{option} is {seconds}; expected a number of seconds above 0.")
-    if arguments.backup_every_s is not None and arguments.backup_dir is None:
-        raise ConfigError(
-            f"--backup-every is {arguments.backup_every_s:g}, but there is no folder for backups; "
-            "expected --backup-dir with it. drumbeat.callbacks.BackupAndRestore has its own every=."
-        )
-    check_jit(arguments.jit, arguments.exact)
-    if arguments.collectives not in COLLECTIVES_CHOICES:
-        raise ConfigError(
-            f"--collectives is {shown(arguments.collectives)}; expected one of "
-            f"{listed(COLLECTIVES_CHOICES)}."
-        )

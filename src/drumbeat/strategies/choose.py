@@ -7,12 +7,14 @@ import numbers
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import tensorflow as tf
 
-from drumbeat.cluster import ClusterSpec, Identity
+from drumbeat.cluster import ClusterSpec, Identity, strategy_names
 from drumbeat.cluster.compression import Compress
 from drumbeat.cluster.identity import AUTO_SHARES, EXACT_SHARDS, MAX_SHARE, check_jit
+from drumbeat.cluster.strategy_names import Facts
 from drumbeat.collectives.choose import communicator
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.compression.choice import Choice
@@ -21,6 +23,7 @@ from drumbeat.collectives.compression.machines import Machines
 from drumbeat.data.shares import Shares
 from drumbeat.errors import ConfigError
 from drumbeat.state.waiting import WaitingNote
+from drumbeat.strategies import local_devices, parameter_server
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.determinism import same_bytes_everywhere
 
@@ -29,9 +32,11 @@ logger = logging.getLogger("drumbeat")
 DEFAULT_TIMEOUT_S = 600.0  # Deadline of a collective outside `drumbeat run`.
 
 _made: dict[str, DataParallelStrategy] = {}
+_others: dict[str, tf.distribute.Strategy] = {}
 
 
 def strategy(
+    name: str | None = None,
     env: Mapping[str, str] | None = None,
     *,
     exact: int | None = None,
@@ -41,12 +46,11 @@ def strategy(
 ) -> tf.distribute.Strategy:
     """The strategy for this process's cluster.
 
-    Under `drumbeat run` and wherever TF_CONFIG names more than one worker: a
-    `DataParallelStrategy`. Alone: TensorFlow's default strategy, which costs
-    nothing, but in exact mode. A process has one data-parallel strategy; later calls
-    return the same.
+    Which one, `strategy_names.decide` says. Later calls in a process return the same.
 
     Args:
+        name: One of `strategy_names.CHOICES`, or None for what `drumbeat run` was told; what
+            that was told wins, but for "auto".
         env: Environment to read; `os.environ` when None.
         exact: Number of virtual shards; None for what `drumbeat run` was told.
         shares: How much each worker takes, "auto", or None for what `drumbeat run` was
@@ -55,9 +59,9 @@ def strategy(
         jit: Whether XLA compiles the parts of a step, or None for what `drumbeat run` was told.
 
     Raises:
-        ConfigError: TF_CONFIG is wrong, this task takes no part in synchronous
-            training (ps, evaluator), or `exact`, `shares`, `compress` or
-            `jit` can't be used.
+        ConfigError: TF_CONFIG is wrong, this task takes no part in the training (ps,
+            evaluator), the cluster can't have the strategy, or `exact`, `shares`,
+            `compress` or `jit` can't be used.
         CollectiveError: The other workers can't be reached.
     """
     env = os.environ if env is None else env
@@ -66,12 +70,18 @@ def strategy(
     asked = None if compress is None else Compress.parse(compress)
     if jit is not None:
         check_jit(jit, exact)
+    if name is not None:
+        strategy_names.check(name, "strategy")
     cluster = ClusterSpec.from_env(env)
     identity = Identity.from_env(env)
-    alone = cluster is None or (identity is None and cluster.world_size == 1)
-    wants_exact = exact is not None or (identity is not None and identity.exact is not None)
-    if alone and not wants_exact and "strategy" not in _made:
+    options = _of_multi_worker(identity, exact, shares, asked)
+    if _is_evaluator(cluster):
         return tf.distribute.get_strategy()
+    chosen = _chosen(name, cluster, identity, options)
+    if chosen == strategy_names.ONE_DEVICE and (options or _made):
+        chosen = strategy_names.MULTI_WORKER
+    if chosen != strategy_names.MULTI_WORKER:
+        return _other(chosen, cluster)
     made = _the_one(cluster, identity, exact, shares, asked)
     if jit is not None:
         made.extended.jit = jit
@@ -83,13 +93,97 @@ def existing() -> DataParallelStrategy | None:
     return _made.get("strategy")
 
 
-def multi_worker(env: Mapping[str, str] | None = None) -> DataParallelStrategy:
-    """The data-parallel strategy of this process, also when it is the only worker.
+def named(
+    name: str, env: Mapping[str, str] | None = None, **arguments: Any
+) -> tf.distribute.Strategy:
+    """What the stand-in for a class of TensorFlow yields: its own kind, or what was asked for.
 
-    What `tf.distribute.MultiWorkerMirroredStrategy()` returns under `drumbeat run`.
+    Args:
+        name: The strategy that the script names.
+        env: Environment to read; `os.environ` when None.
+        arguments: What the script gives it; of no account where `drumbeat run --strategy`
+            names another.
+
+    Raises:
+        ConfigError: This task takes no part in the training, or the cluster can't have it.
+        CollectiveError: The other workers can't be reached.
     """
     env = os.environ if env is None else env
-    return _the_one(ClusterSpec.from_env(env), Identity.from_env(env), None, None)
+    identity, cluster = Identity.from_env(env), ClusterSpec.from_env(env)
+    if identity is not None and identity.strategy not in (strategy_names.AUTO, name):
+        return strategy(identity.strategy, env)
+    if name == strategy_names.MULTI_WORKER and not _is_evaluator(cluster):
+        # Also where it is the only worker.
+        return _the_one(cluster, identity, None, None)
+    return _other(name, cluster, **arguments)
+
+
+def _chosen(
+    name: str | None,
+    cluster: ClusterSpec | None,
+    identity: Identity | None,
+    options: tuple[str, ...],
+) -> str:
+    """The name of the strategy that is to be made."""
+    told = strategy_names.AUTO if identity is None else identity.strategy
+    asked = name or strategy_names.AUTO
+    if told not in (strategy_names.AUTO, asked):
+        if name is not None:
+            logger.warning("--strategy %s wins over strategy(%r) in the script.", told, name)
+        asked = told
+    ps = 0 if cluster is None else len(cluster.jobs.get("ps", ()))
+    facts = Facts(
+        workers=1 if cluster is None else len(cluster.tasks) - ps - ("evaluator" in cluster.jobs),
+        ps=ps,
+        devices=local_devices.count(),
+        options=options,
+        started=identity is not None and cluster is not None,
+    )
+    decision = strategy_names.decide(asked, facts)
+    if identity is None or identity.is_chief:
+        logger.info(str(decision))
+    return decision.name
+
+
+def _is_evaluator(cluster: ClusterSpec | None) -> bool:
+    """Whether this process trains nothing, whatever the others do."""
+    return cluster is not None and cluster.task is not None and cluster.task.type == "evaluator"
+
+
+def _of_multi_worker(
+    identity: Identity | None,
+    exact: int | None,
+    shares: Sequence[int] | str | None,
+    compress: Compress | None,
+) -> tuple[str, ...]:
+    """What was asked for, here or by `drumbeat run`, that only multi-worker training has."""
+    if identity is not None:
+        exact = identity.exact if exact is None else exact
+        shares = identity.shares if shares is None else shares
+        compress = identity.compress if compress is None else compress
+    options = {
+        f"exact={exact}": exact is not None,
+        f"shares={shares}": shares is not None,
+        f"compress={compress}": compress is not None and compress.is_on,
+    }
+    return tuple(option for option, is_given in options.items() if is_given)
+
+
+def _other(name: str, cluster: ClusterSpec | None, **arguments: Any) -> tf.distribute.Strategy:
+    """One of TensorFlow's own strategies; made once where a script gives it no arguments."""
+    if name == strategy_names.ONE_DEVICE or _is_evaluator(cluster):
+        return tf.distribute.get_strategy()  # the default one, which costs nothing
+    given = {key: value for key, value in arguments.items() if value is not None}
+    if not given and name in _others:
+        return _others[name]
+    if name == strategy_names.PARAMETER_SERVER:
+        made = parameter_server.make(cluster, **given)
+    elif name == strategy_names.MIRRORED:
+        made = local_devices.mirrored(**given)
+    else:
+        made = local_devices.central_storage(**given)
+    _others[name] = made
+    return made
 
 
 def _the_one(
