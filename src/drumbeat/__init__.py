@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     ]
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "data", "state", "strategy"]
+__all__ = ["__version__", "average_weights", "data", "state", "strategy"]
 
 
 def _keeper(progress: Resumable) -> Keeper | None:
@@ -46,6 +46,8 @@ def strategy(
     exact: int | None = None,
     shares: Sequence[int] | Literal["auto"] | None = None,
     compress: str | None = None,
+    sync_every: int | None = None,
+    outer: str | None = None,
     jit: Literal["auto", "on", "off"] | None = None,
 ) -> tf.distribute.Strategy:
     """The strategy that fits this process's cluster.
@@ -71,7 +73,13 @@ def strategy(
             "powersgd:4" (the rank), "topk:0.01" (the part that is sent), or "auto" to
             measure which makes steps shorter. It changes the training a little (see
             docs/performance.md). None: as `drumbeat run --compress` says, or not.
-
+        sync_every: Local SGD: so many steps each worker makes by itself, by the gradients of
+            its own rows; then they average their weights. Another algorithm, for networks on
+            which exchanging gradients in every step takes too long (see docs/strategies.md).
+            None: as `drumbeat run --sync-every` says, or gradients are summed in every step.
+        outer: With `sync_every`: "nesterov", or "nesterov:0.7,0.9" with learning rate and
+            momentum, for the outer optimizer of Douillard et al. 2023 (DiLoCo). None: as
+            `drumbeat run --outer` says, or the average is taken as it is.
         jit: Let XLA compile the forward and backward part and the update of `fit`'s steps:
             "on", "off", or "auto" to measure before the first step whether that is faster.
             None: as `drumbeat run --jit` says, or "auto".
@@ -84,8 +92,31 @@ def strategy(
             be used, or the cluster can't have the strategy; says what is missing.
         drumbeat.errors.CollectiveError: The other workers can't be reached.
     """
+    from drumbeat.cluster.averaging import Averaging
     from drumbeat.strategies import choose
     from drumbeat.training.integrate import integrate
 
     integrate()
-    return choose.strategy(name, exact=exact, shares=shares, compress=compress, jit=jit)
+    given = sync_every is not None or outer is not None
+    averaging = Averaging.of(sync_every, outer) if given else None
+    return choose.strategy(
+        name, exact=exact, shares=shares, compress=compress, averaging=averaging, jit=jit
+    )
+
+
+def average_weights(*trained: object) -> None:
+    """With `sync_every`, makes weights of all workers their average now; else does nothing.
+
+    For training loops of your own, before weights are used: `fit`, `evaluate` and `predict`
+    do it themselves, at their begin and at the end of every epoch. The next round of steps
+    begins after it. To be called by all workers, outside of `strategy.run`.
+
+    Args:
+        trained: Optimizers, or models with theirs.
+
+    Raises:
+        drumbeat.errors.CollectiveError: The other workers can't be reached.
+    """
+    from drumbeat.training import local_sgd
+
+    local_sgd.average_weights(*trained)

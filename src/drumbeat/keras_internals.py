@@ -473,14 +473,19 @@ def has_keras_train_step(model: Any) -> bool:
     return type(model).train_step is borrow(TRAIN_STEP) and "train_step" not in vars(model)
 
 
+def all_layers(model: Any) -> list[Any]:
+    """`model` and all layers in it, in Keras's order."""
+    return list(model._flatten_layers())
+
+
 def supports_jit(model: Any) -> bool:
     """Whether all layers of `model` say that XLA can compile them."""
-    return all(layer.supports_jit for layer in model._flatten_layers())
+    return all(layer.supports_jit for layer in all_layers(model))
 
 
 def layer_names(model: Any) -> list[str]:
     """The classes of all layers of `model`, in Keras's order."""
-    return [type(layer).__name__ for layer in model._flatten_layers()]
+    return [type(layer).__name__ for layer in all_layers(model)]
 
 
 def outputs_and_loss(model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any]:

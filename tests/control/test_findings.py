@@ -139,6 +139,7 @@ def test_each_difference_has_its_cause(expected, step):
         (["early_end"], alone(), pair(RIGHT, ending="script", ended=(False, True))),
         ([], alone(), pair(RIGHT, RIGHT, ending="script", ended=(True, True))),
         (["jit"], alone(record(facts=(("jit", "step"),))), pair(RIGHT)),
+        (["local_sgd"], alone(), pair(halves(facts=(("local SGD", "8"),)))),
     ],
 )
 def test_how_the_runs_ended(expected, one, many):

@@ -12,6 +12,7 @@ from drumbeat import __version__
 from drumbeat.cli.check import check
 from drumbeat.cli.tune import tune
 from drumbeat.cluster import strategy_names
+from drumbeat.cluster.averaging import OUTER_METAVAR
 from drumbeat.cluster.compression import METAVAR
 from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, EXACT_SHARDS
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
@@ -211,6 +212,26 @@ def run(
             rich_help_panel=_FASTER,
         ),
     ] = "none",
+    sync_every: Annotated[
+        Number,
+        typer.Option(
+            "--sync-every",
+            metavar="STEPS",
+            help="Local SGD: each worker makes so many steps by itself, then they average their "
+            "weights; for very slow networks; another algorithm.",
+            rich_help_panel=_FASTER,
+        ),
+    ] = None,
+    outer: Annotated[
+        Text,
+        typer.Option(
+            "--outer",
+            metavar=OUTER_METAVAR,
+            help="With --sync-every: what is made of the average, as in DiLoCo (default: it is "
+            "taken as it is).",
+            rich_help_panel=_FASTER,
+        ),
+    ] = None,
     max_restarts: Annotated[
         Number,
         typer.Option(
@@ -356,6 +377,8 @@ def run(
         exact=EXACT_SHARDS if exact and exact_shards is None else exact_shards,
         shares=shares,
         compress=compress,
+        sync_every=sync_every,
+        outer=outer,
         jit=jit,
         seed=seed,
         start_timeout_s=start_timeout,

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from drumbeat.cluster import strategy_names
+from drumbeat.cluster.averaging import Averaging
 from drumbeat.cluster.compression import Compress
 from drumbeat.errors import ConfigError
 
@@ -51,6 +52,7 @@ class Identity:
             "auto" to measure it; None for equal parts.
         jit: Whether XLA compiles the parts of a step, one of `JIT_CHOICES`.
         compress: How gradients are made smaller before they travel.
+        averaging: How often workers average their weights, instead of summing gradients.
         backup_dir: Path or URL of the folder for backups; None for none.
         backup_every_s: Seconds from one backup to the next.
         snapshot_every: Steps from one snapshot to the next, 0 for none; None for as often
@@ -73,6 +75,7 @@ class Identity:
     exact: int | None = None
     shares: tuple[int, ...] | str | None = None
     compress: Compress = Compress()
+    averaging: Averaging = Averaging()
     jit: str = "auto"
     backup_dir: str | None = None
     backup_every_s: float = DEFAULT_BACKUP_EVERY_S
@@ -103,6 +106,7 @@ class Identity:
             "DRUMBEAT_EXACT": "" if self.exact is None else str(self.exact),
             "DRUMBEAT_SHARES": shares_text(self.shares),
             "DRUMBEAT_COMPRESS": str(self.compress),
+            "DRUMBEAT_SYNC_EVERY": str(self.averaging),
             "DRUMBEAT_JIT": self.jit,
             "DRUMBEAT_BACKUP_DIR": self.backup_dir or "",
             "DRUMBEAT_BACKUP_EVERY_S": repr(self.backup_every_s),
@@ -138,6 +142,7 @@ class Identity:
                 exact=int(env["DRUMBEAT_EXACT"]) if env["DRUMBEAT_EXACT"] else None,
                 shares=parse_shares(env["DRUMBEAT_SHARES"]),
                 compress=Compress.parse(env["DRUMBEAT_COMPRESS"]),
+                averaging=Averaging.parse(env["DRUMBEAT_SYNC_EVERY"]),
                 jit=env["DRUMBEAT_JIT"],
                 backup_dir=env["DRUMBEAT_BACKUP_DIR"] or None,
                 backup_every_s=float(env["DRUMBEAT_BACKUP_EVERY_S"]),

@@ -150,6 +150,7 @@ RANDOM_OP = "random op"  # Name of a TensorFlow op that draws from the global st
 SHARDING = "sharding"  # An auto-shard policy other than AUTO and DATA, or "dataset function".
 HALF = "half"  # The dtype in which the model computes, of 16 bits.
 TF32 = "tf32"  # A GPU multiplies with 10 bits of mantissa.
+LOCAL_SGD = "local SGD"  # How often weights would be averaged, as `Averaging` writes it.
 JIT = "jit"  # Name of a function that XLA would compile on one worker.
 
 

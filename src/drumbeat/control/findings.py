@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from drumbeat.cluster.recording import JIT
+from drumbeat.cluster.recording import JIT, LOCAL_SGD
 from drumbeat.control import differences
 from drumbeat.control.batches import batch_findings
 from drumbeat.control.comparison import Comparison, some, workers
@@ -44,7 +44,7 @@ def compare(one: Run, many: Run, again: Run | None = None) -> tuple[Finding, ...
     found = [_initial_weights(both), *batches, _learning_rate(both, grows), _workers_apart(both)]
     spoilt = min((f.spoils_from for f in found if f and f.spoils_from), default=both.steps + 1)
     found += gradient_findings(both, spoilt - 1)
-    found += [*ended, _length(both), _compiled(both)]
+    found += [*ended, _length(both), _compiled(both), _local_sgd(both)]
     return _with_repetition(tuple(f for f in found if f), both)
 
 
@@ -300,6 +300,20 @@ def _length(both: Comparison) -> Finding | None:
         why="It computes the number of steps or batches from the number of workers, or gives each "
         "worker a part of the data that is cut once more.",
         do="Give the whole data and the global batch size on every worker; they are cut for you.",
+    )
+
+
+def _local_sgd(both: Comparison) -> Finding | None:
+    averaged = both.many.facts(LOCAL_SGD)
+    if not averaged:
+        return None
+    return Finding(
+        kind="local_sgd",
+        what=f"The script asks for local SGD (sync_every={averaged[0]}); for the check, gradients "
+        "are summed in every step.",
+        why="With steps of their own, workers train another model than one would, by intention.",
+        do="Nothing. docs/strategies.md says what to expect of it.",
+        harmless=True,
     )
 
 

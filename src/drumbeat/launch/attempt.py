@@ -369,6 +369,7 @@ class Attempt:
             exact=settings.exact,
             shares=settings.shares,
             compress=settings.compress,
+            averaging=settings.averaging,
             jit=settings.jit,
             snapshot_every=settings.snapshot_every,
             backup_dir=settings.backup_dir,

@@ -101,6 +101,7 @@ def _of_multi_worker(arguments: RunArguments) -> tuple[str, ...]:
         "--exact": arguments.exact is not None,
         f"--shares {arguments.shares}": arguments.shares is not None,
         f"--compress {arguments.compress}": arguments.compress != "none",
+        f"--sync-every {arguments.sync_every}": arguments.sync_every is not None,
         f"-n {arguments.workers}": isinstance(arguments.workers, Range),
         f"--processes-per-node {arguments.processes_per_node}": (
             arguments.processes_per_node is not None

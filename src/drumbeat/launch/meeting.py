@@ -279,6 +279,7 @@ class Meeting:
                 "exact": str(settings.exact),
                 "shares": shares_text(settings.shares),
                 "compress": str(settings.compress),
+                "sync_every": str(settings.averaging),
                 "seed": str(settings.seed),
                 "max_restarts": str(settings.max_restarts),
                 **self._size(),

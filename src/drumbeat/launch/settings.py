@@ -13,9 +13,10 @@ from datetime import datetime
 from pathlib import Path
 
 from drumbeat.cluster import strategy_names
+from drumbeat.cluster.averaging import Averaging
 from drumbeat.cluster.compression import Compress
 from drumbeat.cluster.faults import Fault, check_places, parse_all
-from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, parse_shares
+from drumbeat.cluster.identity import AUTO_SHARES, DEFAULT_BACKUP_EVERY_S, parse_shares
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
 from drumbeat.errors import ConfigError
@@ -63,6 +64,8 @@ class RunArguments:
         shares: "2,1" and such, or "auto".
         jit: One of `identity.JIT_CHOICES`.
         compress: "int8" and such, as `Compress.parse` reads it.
+        sync_every: Steps of a worker's own before weights are averaged; None for none.
+        outer: "nesterov:0.7,0.9" and such, as `Averaging.of` reads it.
         seed: Of Python, NumPy and TensorFlow before the script starts.
         start_timeout_s: Deadline for everything before the script starts.
         collective_timeout_s: Deadline of one collective.
@@ -93,6 +96,8 @@ class RunArguments:
     exact: int | None = None
     shares: str | None = None
     compress: str = "none"
+    sync_every: int | None = None
+    outer: str | None = None
     jit: str = "auto"
     seed: int | None = None
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
@@ -133,6 +138,7 @@ class RunSettings:
         exact: Number of virtual shards in exact mode, else None.
         shares: A number for each worker, "auto", or None for equal parts.
         compress: How gradients are made smaller before they travel.
+        averaging: How often workers average their weights, instead of summing gradients.
         jit: Whether XLA compiles the parts of a step: "auto", "on" or "off".
         seed: Alike on all workers; None for a new one each run.
         start_timeout_s: Deadline for everything before the script starts.
@@ -177,6 +183,7 @@ class RunSettings:
     exact: int | None
     shares: tuple[int, ...] | str | None
     compress: Compress
+    averaging: Averaging
     jit: str
     seed: int | None
     start_timeout_s: float
@@ -228,6 +235,7 @@ def plan_run(
     shares = parse_shares(arguments.shares or "")
     compress = Compress.parse(arguments.compress)
     compress.check(exact=arguments.exact)
+    averaging = _averaging(arguments, compress, shares)
     layout = plan_layout(arguments, place, asked_workers)
     workers, ps = layout.processes, layout.ps
     if place.nodes == 1 and not place.lone_task:
@@ -269,6 +277,7 @@ def plan_run(
         exact=arguments.exact,
         shares=shares,
         compress=compress,
+        averaging=averaging,
         jit=arguments.jit,
         seed=EXACT_SEED if arguments.exact and arguments.seed is None else arguments.seed,
         start_timeout_s=arguments.start_timeout_s,
@@ -285,6 +294,19 @@ def plan_run(
         lone_task=place.lone_task,
         notes=tuple(notes),
     )
+
+
+def _averaging(
+    arguments: RunArguments, compress: Compress, shares: tuple[int, ...] | str | None
+) -> Averaging:
+    averaging = Averaging.of(arguments.sync_every, arguments.outer)
+    averaging.check(
+        exact=arguments.exact,
+        compresses=compress.is_on,
+        measures_shares=shares == AUTO_SHARES,
+        is_elastic=isinstance(arguments.workers, Range),
+    )
+    return averaging
 
 
 def _max_restarts(arguments: RunArguments, place: Place, notes: list[str]) -> int:

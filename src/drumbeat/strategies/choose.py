@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat.cluster import ClusterSpec, Identity, strategy_names
+from drumbeat.cluster.averaging import Averaging
 from drumbeat.cluster.compression import Compress
 from drumbeat.cluster.identity import AUTO_SHARES, EXACT_SHARDS, MAX_SHARE, check_jit
 from drumbeat.cluster.strategy_names import Facts
@@ -26,6 +27,7 @@ from drumbeat.state.waiting import WaitingNote
 from drumbeat.strategies import local_devices, parameter_server
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.determinism import same_bytes_everywhere
+from drumbeat.strategies.local_sgd import LocalSgd
 
 logger = logging.getLogger("drumbeat")
 
@@ -42,6 +44,7 @@ def strategy(
     exact: int | None = None,
     shares: Sequence[int] | str | None = None,
     compress: str | None = None,
+    averaging: Averaging | None = None,
     jit: str | None = None,
 ) -> tf.distribute.Strategy:
     """The strategy for this process's cluster.
@@ -56,6 +59,8 @@ def strategy(
         shares: How much each worker takes, "auto", or None for what `drumbeat run` was
             told.
         compress: How gradients are made smaller, or None for what `drumbeat run` was told.
+        averaging: How often workers average their weights instead of summing gradients, or None
+            for what `drumbeat run` was told.
         jit: Whether XLA compiles the parts of a step, or None for what `drumbeat run` was told.
 
     Raises:
@@ -74,7 +79,7 @@ def strategy(
         strategy_names.check(name, "strategy")
     cluster = ClusterSpec.from_env(env)
     identity = Identity.from_env(env)
-    options = _of_multi_worker(identity, exact, shares, asked)
+    options = _of_multi_worker(identity, exact, shares, asked, averaging)
     if _is_evaluator(cluster):
         return tf.distribute.get_strategy()
     chosen = _chosen(name, cluster, identity, options)
@@ -82,7 +87,7 @@ def strategy(
         chosen = strategy_names.MULTI_WORKER
     if chosen != strategy_names.MULTI_WORKER:
         return _other(chosen, cluster)
-    made = _the_one(cluster, identity, exact, shares, asked)
+    made = _the_one(cluster, identity, exact, shares, asked, averaging)
     if jit is not None:
         made.extended.jit = jit
     return made
@@ -155,16 +160,19 @@ def _of_multi_worker(
     exact: int | None,
     shares: Sequence[int] | str | None,
     compress: Compress | None,
+    averaging: Averaging | None,
 ) -> tuple[str, ...]:
     """What was asked for, here or by `drumbeat run`, that only multi-worker training has."""
     if identity is not None:
         exact = identity.exact if exact is None else exact
         shares = identity.shares if shares is None else shares
         compress = identity.compress if compress is None else compress
+        averaging = identity.averaging if averaging is None else averaging
     options = {
         f"exact={exact}": exact is not None,
         f"shares={shares}": shares is not None,
         f"compress={compress}": compress is not None and compress.is_on,
+        f"sync_every={averaging}": averaging is not None and averaging.is_on,
     }
     return tuple(option for option, is_given in options.items() if is_given)
 
@@ -192,6 +200,7 @@ def _the_one(
     exact: int | None,
     shares: Sequence[int] | str | None,
     compress: Compress | None = None,
+    averaging: Averaging | None = None,
 ) -> DataParallelStrategy:
     """The strategy of this process, made at the first call."""
     if "strategy" not in _made:
@@ -199,10 +208,17 @@ def _the_one(
             compress = identity.compress if compress is None else compress
             exact = identity.exact if exact is None else exact
             shares = identity.shares if shares is None else shares
+            averaging = identity.averaging if averaging is None else averaging
         compress = compress or Compress()
         compress.check(exact=exact)
+        averaging = averaging or Averaging()
+        averaging.check(
+            exact=exact, compresses=compress.is_on, measures_shares=shares == AUTO_SHARES
+        )
         _made["strategy"] = _data_parallel(cluster, identity, exact, shares)
         _compress(_made["strategy"], compress, identity)
+        _made["strategy"].extended.averaging = averaging
+        use_local_sgd(_made["strategy"], averaging)
         if identity is not None:
             _made["strategy"].extended.jit = identity.jit
     made = _made["strategy"].extended
@@ -220,7 +236,19 @@ def _the_one(
             f"compress={in_use} before. Ask for it in the first call, or with drumbeat run "
             "--compress."
         )
+    if averaging not in (None, made.averaging):
+        raise ConfigError(
+            f"sync_every={averaging} was asked for, but the strategy of this process was made with "
+            f"sync_every={str(made.averaging) or None} before. Ask for it in the first call, or "
+            "with drumbeat run --sync-every."
+        )
     return _made["strategy"]
+
+
+def use_local_sgd(made: DataParallelStrategy, asked: Averaging) -> None:
+    """Has the workers of `made` make steps of their own, if that was `asked` for."""
+    if asked.is_on:
+        made.extended.local_sgd = LocalSgd(made.communicator, asked)
 
 
 def _compress(made: DataParallelStrategy, asked: Compress, identity: Identity | None) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from drumbeat.cluster.averaging import Averaging
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.compression.residuals import Owner
 from drumbeat.collectives.tree import tree_sum
@@ -22,6 +23,7 @@ from drumbeat.data.rows import BatchRows, Span
 from drumbeat.data.shares import Shares
 from drumbeat.strategies.gradient_sync import GradientSync
 from drumbeat.strategies.inputs import Inputs, check
+from drumbeat.strategies.local_sgd import LocalSgd
 from drumbeat.strategies.reductions import as_tensor, divide, unless
 from drumbeat.strategies.replicas import LockstepContext, Replicas
 from drumbeat.tf_internals import PerReplica, StrategyExtendedV1, UpdateContext, shifted_seed
@@ -112,6 +114,8 @@ class DataParallelExtended(StrategyExtendedV1):
         self.exact = exact
         self.inputs = Inputs(communicator, shares)
         self.gradient_sync = GradientSync(communicator)
+        self.averaging = Averaging()
+        self.local_sgd: LocalSgd | None = None
         self.jit = "auto"
         self._cluster_resolver = cluster_resolver
         self._retrace_functions_for_each_device = False

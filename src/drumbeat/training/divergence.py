@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.strategies.local_sgd import is_own
 
 logger = logging.getLogger("drumbeat")
 
@@ -72,7 +73,8 @@ def mend(model: Any, communicator: Communicator, moment: str) -> None:
         communicator: Of the workers.
         moment: When this is, for the warning, such as "after epoch 3".
     """
-    kinds = {"weights": model.variables, "optimizer variables": _of_optimizer(model)}
+    optimizer = [v for v in _of_optimizer(model) if not is_own(model.optimizer, v)]
+    kinds = {"weights": model.variables, "optimizer variables": optimizer}
     named = [(kind, variable) for kind, own in kinds.items() for variable in own]
     differing = _differing([variable for _, variable in named], communicator)
     if not differing:

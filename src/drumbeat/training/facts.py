@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.cluster import recording as kinds
+from drumbeat.cluster.averaging import Averaging
+from drumbeat.strategies import choose
 from drumbeat.strategies.data_parallel import DataParallelExtended
 
 # Operations that draw from a stream of their own: RandomUniform, StatefulStandardNormalV2...
@@ -43,6 +45,7 @@ class Facts:
         replace(DataParallelExtended, "_call_for_each_replica", self._around_run)
         replace(DataParallelExtended, "_experimental_distribute_dataset", self._around_dataset)
         replace(DataParallelExtended, "_distribute_datasets_from_function", self._around_function)
+        replace(choose, "use_local_sgd", self._around_local_sgd)
         if world_size == 1:
             # XLA can't compile the calls of Python that record a step. On several workers a
             # step with XLA fails anyway.
@@ -122,6 +125,14 @@ class Facts:
             return original(extended, dataset_fn, options)
 
         return distribute
+
+    def _around_local_sgd(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def use(strategy: Any, asked: Averaging) -> None:
+            # Another algorithm by intention: what is compared is all else.
+            if asked.is_on:
+                self._noted.add((kinds.LOCAL_SGD, str(asked)))
+
+        return use
 
     def _around_tf_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)

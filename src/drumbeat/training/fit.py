@@ -28,6 +28,7 @@ from drumbeat.training import (
     ahead,
     current,
     divergence,
+    local_sgd,
     passes,
     randomness,
     resuming,
@@ -100,6 +101,7 @@ class _Together(keras.callbacks.Callback):
 
     def __init__(self, strategy: DataParallelStrategy) -> None:
         super().__init__()
+        self._strategy = strategy
         self._communicator = strategy.communicator
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -116,6 +118,7 @@ class _Together(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         # Here some callbacks bring back older weights.
+        local_sgd.average_own(self.model, self._strategy)
         divergence.mend(self.model, self._communicator, "at the end of fit")
 
 
@@ -150,7 +153,11 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         behind = [_Together(strategy), watcher, *goes_on]
         if strategy.extended.inputs.rebalancer is not None and not goes_on:
             behind.append(_Rebalance(strategy.extended.inputs.rebalancer))
-        with _own_errors(strategy), ahead.of_fit(self, strategy, arguments):
+        with (
+            _own_errors(strategy),
+            local_sgd.loop(self, strategy),
+            ahead.of_fit(self, strategy, arguments),
+        ):
             return _run(original, self, strategy, arguments, behind)
 
     return fit
@@ -224,6 +231,7 @@ def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
         behind = [stopping.watcher(given, self, strategy.communicator)]
         with (
             _own_errors(strategy),
+            local_sgd.loop(self, strategy),
             _followed(given, behind, self) as callbacks,
             activity.during(Activity.EVALUATING),
         ):
@@ -257,6 +265,7 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
         # Keras fetches each batch eagerly here, however many it runs at once.
         with (
             _own_errors(strategy),
+            local_sgd.loop(self, strategy),
             _followed(given, behind, self) as callbacks,
             strategy.extended.rows.listen() as rows,
             activity.during(Activity.PREDICTING),
@@ -312,7 +321,8 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments.update(strategy_rows(data, strategy))
         with _own_errors(strategy):
             logs = original(**arguments, return_dict=True)
-        together = self._get_metrics_result_or_logs(logs)
+        with local_sgd.single_step():
+            together = self._get_metrics_result_or_logs(logs)
         logs = {name: np.asarray(together[name])[()] for name in logs}
         return logs if as_dict else self._flatten_metrics_in_order(logs)
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.collectives.compression.residuals import Owner
-from drumbeat.training import compiled, current
+from drumbeat.training import compiled, current, local_sgd
 
 _reduced = threading.local()
 
@@ -64,7 +64,8 @@ def _reduce_values(original: Callable[..., Any]) -> Callable[..., Any]:
             # Through moments taken over all workers, a row that stands in for none would
             # reach the gradients of the others.
             values = tf.where(strategy.extended.absent, tf.zeros_like(values), values)
-        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+        is_of_all = strategy.extended.local_sgd is None
+        if is_of_all and reduction == "mean_with_sample_weight" and sample_weight is not None:
             weight = strategy.extended.total(tf.reduce_sum(tf.cast(sample_weight, values.dtype)))
             return tf.math.divide_no_nan(tf.reduce_sum(values), weight)
         loss = original(values, sample_weight, reduction)
@@ -80,6 +81,8 @@ def _apply_mask(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply_mask(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
         strategy = current.in_replica()
         if strategy is None or mask is None or reduction not in _MEANS:
+            return original(sample_weight, mask, dtype, reduction)
+        if strategy.extended.local_sgd is not None:
             return original(sample_weight, mask, dtype, reduction)
         # Keras weights what the mask lets pass so that the mean over all entries is the
         # mean over those. How many pass is a number of the global batch.
@@ -101,15 +104,17 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if strategy is None:
             return original(self, grads, trainable_variables)
         grads, owner = list(grads), None
+
+        def update(sums: list[Any]) -> Any:
+            return compiled.update(
+                lambda each: with_reduced(original, self, each, trainable_variables), sums
+            )
+
+        if strategy.extended.local_sgd is not None:
+            return local_sgd.step(self, trainable_variables, grads, update, strategy)
         if strategy.extended.gradient_sync.compression is not None:
             owner = _owner(self, trainable_variables, len(grads))
-        return strategy.extended.update_once(
-            grads,
-            lambda reduced: compiled.update(
-                lambda sums: with_reduced(original, self, sums, trainable_variables), reduced
-            ),
-            of=owner,
-        )
+        return strategy.extended.update_once(grads, update, of=owner)
 
     return apply
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.collectives.compression.residuals import Memory, groups_of
+from drumbeat.strategies.local_sgd import is_own, round_of
 from drumbeat.training import shard_state
 
 
@@ -31,6 +32,8 @@ class Kind(enum.Enum):
     """Counted by each worker by itself."""
     STATISTIC = "statistics"
     """Whatever else layers hold of floats, such as moving statistics: they may differ."""
+    OWN = "state of each worker's own"
+    """In local SGD: of optimizers, and weights between two averages."""
     RESIDUAL = "residuals of compressed gradients"
     """What each worker owes of its gradients; only the sum over the workers counts."""
     OTHER = "state"
@@ -97,7 +100,13 @@ class Holdings:
         if id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             self.optimizers.append(optimizer)
-            self.add(Kind.OPTIMIZER, optimizer.variables)
+            for variable in optimizer.variables:
+                own = is_own(optimizer, variable)
+                self.add(Kind.OWN if own else Kind.OPTIMIZER, [variable])
+            round_ = round_of(optimizer)
+            if round_ is not None:
+                self.add(Kind.OPTIMIZER, round_.alike)
+                self.add(Kind.OWN, [round_.rows])
 
     @property
     def mains(self) -> list[Held]:
@@ -129,6 +138,11 @@ def of(roots: Sequence[Any], shards: int = 1) -> Holdings:
     for optimizer in found.optimizers:
         for memory in (memory for group in groups_of(optimizer) for memory in group.memories):
             found.add(Kind.OPTIMIZER if memory.is_shared else Kind.RESIDUAL, [memory])
+    rounds = [round_of(optimizer) for optimizer in found.optimizers]
+    parted = {id(w) for each in rounds if each and each.is_open for w in each.weights}
+    found.held = [
+        replace(each, kind=Kind.OWN) if id(each.variable) in parted else each for each in found.held
+    ]
     return found
 
 

@@ -17,7 +17,7 @@ from drumbeat.state.format import State
 from drumbeat.state.loops import Resumable
 from drumbeat.state.progress import Activity
 from drumbeat.strategies import choose
-from drumbeat.training import holdings, journal, positions, randomness
+from drumbeat.training import holdings, journal, local_sgd, positions, randomness
 from drumbeat.training.callback_state import PythonState
 from drumbeat.training.journal import Journal
 from drumbeat.training.phases import Phase
@@ -154,6 +154,7 @@ class LoopPhase(Phase):
         # Interrupted in its steps, it went on without asking for any.
         self._snapshot = None
         self.journal.doing(Activity.BETWEEN_EPOCHS)
+        local_sgd.average_weights(*vars(self._progress).values())
         self.between_epochs()
 
     def batches(self, data: Iterable[Any]) -> Iterator[Any]:

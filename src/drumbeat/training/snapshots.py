@@ -20,6 +20,8 @@ from drumbeat.collectives.communicator import Communicator
 from drumbeat.collectives.compression import residuals
 from drumbeat.errors import DivergenceError, StateError
 from drumbeat.state.format import State, pack
+from drumbeat.strategies import choose
+from drumbeat.strategies.local_sgd import LocalSgd, round_of
 from drumbeat.training import divergence, resizing
 from drumbeat.training.holdings import Held, Holdings, Kind
 
@@ -72,6 +74,7 @@ def take(
         "paths": [each.path for each in holdings.mains],
         "trained": [holdings.trained_by(optimizer) for optimizer in holdings.optimizers],
         "compressed": [_compressed(optimizer) for optimizer in holdings.optimizers],
+        "averaged": [_averaged(optimizer) for optimizer in holdings.optimizers],
         "workers": communicator.size,
         "shards": holdings.shards,
         "units": list(units),
@@ -99,6 +102,7 @@ def put_back(state: State, holdings: Holdings, rank: int, size: int) -> None:
     Raises:
         StateError: They are other variables than those of the state.
     """
+    _check_averaging(state, size)
     paths: Sequence[str] = state.meta["paths"]
     if len(paths) != len(holdings.mains):
         raise StateError(_other_variables(paths, holdings.mains))
@@ -136,10 +140,39 @@ def _compressed(optimizer: Any) -> list[dict[str, Any]]:
     return [group.to_json() for group in residuals.groups_of(optimizer)]
 
 
+def _averaged(optimizer: Any) -> str:
+    """How its weights are averaged, as `Averaging` writes it; "" where no step was made so."""
+    found = round_of(optimizer)
+    return "" if found is None else str(found.settings)
+
+
+def _check_averaging(state: State, size: int) -> None:
+    local = _local_sgd()
+    now = "" if local is None else str(local.settings)
+    then = next(filter(None, state.meta.get("averaged", ())), now)
+    if then != now:
+        raise StateError(
+            f"The state of step {state.step} is of a training in which workers average their "
+            f"weights every so many steps (sync_every and outer: {then}); now it is "
+            f"{now or 'one in which they sum gradients in every step'}. Go on as it began."
+        )
+    if then and state.meta["workers"] != size:
+        raise StateError(
+            f"The state of step {state.step} is of {state.meta['workers']} workers, each of which "
+            f"has optimizer variables of its own (sync_every={then}), and can't be shared out "
+            f"among {size}. Go on with as many as there were."
+        )
+
+
+def _local_sgd() -> LocalSgd | None:
+    strategy = choose.existing()
+    return None if strategy is None else strategy.extended.local_sgd
+
+
 def build_optimizers(state: State, holdings: Holdings) -> bool:
     """Builds optimizers that had been built when the state was taken; whether there were any.
 
-    With what compression had kept for their gradients.
+    With what compression had kept for their gradients, and local SGD for their weights.
     """
     built = False
     for optimizer, described in zip(
@@ -149,6 +182,13 @@ def build_optimizers(state: State, holdings: Holdings) -> bool:
     for optimizer, trained in zip(holdings.optimizers, state.meta["trained"], strict=False):
         if trained and not optimizer.built:
             optimizer.build([holdings.mains[i].variable for i in trained])
+            built = True
+    local = _local_sgd()
+    for optimizer, settings in zip(
+        holdings.optimizers, state.meta.get("averaged", ()), strict=False
+    ):
+        if settings and local is not None and round_of(optimizer) is None:
+            local.prepare(optimizer)
             built = True
     return built
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import current, divergence, shard_state
+from drumbeat.training import current, divergence, local_sgd, shard_state
 
 
 def integrate() -> None:
@@ -59,6 +59,7 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = current.of_model(self)
         if strategy is None:
             return original(self, logs)
+        local_sgd.finish(self, strategy)
         divergence.average_drifted(self, strategy)
         with as_they_are():
             variables = [v for metric in self.metrics for v in metric.variables]
