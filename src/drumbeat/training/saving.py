@@ -29,7 +29,7 @@ logger = logging.getLogger("drumbeat")
 def integrate() -> None:
     """Make Keras's writers safe for several workers."""
     for writer in (touch.SAVE_MODEL, touch.SAVE_WEIGHTS, touch.SAVE_H5, touch.EXPORT):
-        touch.wrap(writer, _whole_or_nothing)
+        touch.wrap(writer, whole_or_nothing)
     touch.wrap(touch.DOWNLOAD, _download_whole)
     checkpoints.integrate()
     for callback in (
@@ -88,7 +88,7 @@ def _own_tensorboard(original: Callable[..., Any]) -> Callable[..., Any]:
     return set_model
 
 
-def _whole_or_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+def whole_or_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
     def write(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         with activity.saving():
             return write_whole(model, filepath, *args, **kwargs)

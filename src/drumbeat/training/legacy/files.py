@@ -1,0 +1,209 @@
+"""Where old scripts save to, and load from: folders, and names without Keras 3's endings."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from drumbeat import legacy_names as names
+from drumbeat.errors import ConfigError
+from drumbeat.training import saving
+from drumbeat.training.legacy.modules import public
+from drumbeat.training.legacy.notice import tell
+
+# TF Serving and tf.saved_model.load don't look at this folder of a SavedModel.
+_EXTRA = "assets.extra"
+_MODEL = "model.keras"
+_MODEL_ENDINGS = (".keras", ".h5", ".hdf5")
+_WEIGHTS_ENDINGS = (".weights.h5", ".h5", ".hdf5", ".keras", ".weights.json")
+_DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "imdb", "reuters", "boston_housing")
+
+
+def install() -> None:
+    """Have the functions take what they took."""
+    model = keras.Model
+    save_model, load_model = keras.models.save_model, keras.models.load_model
+    new_save, new_load = _save(save_model), _load(load_model)
+    for module in (*public("models"), *public("saving")):
+        module.save_model, module.load_model = new_save, new_load  # type: ignore[attr-defined]
+    model.save = _save(model.save)
+    model.save_weights = _save_weights(model.save_weights)
+    model.load_weights = _load_weights(model.load_weights)
+    checkpoint = keras.callbacks.ModelCheckpoint
+    checkpoint.__init__ = _checkpoint(checkpoint.__init__)
+    checkpoint.on_epoch_end = _every_nth(checkpoint.on_epoch_end)
+    get_file = _get_file(keras.utils.get_file)
+    for module in public("utils"):
+        module.get_file = get_file  # type: ignore[attr-defined]
+    for name in _DATASETS:
+        module = sys.modules[getattr(keras.datasets, name).load_data.__module__]
+        if hasattr(module, "get_file"):
+            module.get_file = get_file  # type: ignore[attr-defined]
+
+
+def _is_folder(filepath: Any) -> bool:
+    return isinstance(filepath, (str, os.PathLike)) and not str(filepath).endswith(_MODEL_ENDINGS)
+
+
+def _save(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save(model: Any, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
+        wanted = kwargs.pop("save_format", None)
+        if wanted == "h5" and _is_folder(filepath):
+            filepath = f"{filepath}.h5"
+        if not _is_folder(filepath) or wanted == "keras" or kwargs.get("zipped") is False:
+            return original(model, filepath, overwrite, *args, **kwargs)
+        tell(names.SAVE_FOLDER)
+        if not overwrite and os.path.exists(filepath):
+            raise FileExistsError(f"{filepath} exists, and overwrite is False.")
+        return _whole_folder(model, str(filepath))
+
+    return save
+
+
+def _save_folder(model: Any, filepath: str) -> None:
+    if not model.built:
+        raise ConfigError(
+            f"{model.name} was saved to a folder before it has been called: it has no weights yet. "
+            "Train it, or call it on some rows first."
+        )
+    model.export(filepath, verbose=False)
+    extra = Path(filepath) / _EXTRA
+    extra.mkdir(parents=True, exist_ok=True)
+    model.save(str(extra / _MODEL))
+
+
+_whole_folder = saving.whole_or_nothing(_save_folder)
+
+
+def _load(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load(filepath: Any, custom_objects: Any = None, compile: bool = True, **kwargs: Any) -> Any:
+        if not os.path.isdir(filepath) or not (Path(filepath) / "saved_model.pb").exists():
+            return original(filepath, custom_objects, compile, **kwargs)
+        tell(names.LOAD_FOLDER)
+        kwargs.pop("options", None)
+        beside = Path(filepath) / _EXTRA / _MODEL
+        if beside.exists():
+            return original(str(beside), custom_objects, compile, **kwargs)
+        return _wrapped(str(filepath))
+
+    return load
+
+
+def _wrapped(folder: str) -> Any:
+    """A model around a SavedModel that Keras 2 or another program has written: for predict."""
+    signatures = tf.saved_model.load(folder).signatures
+    for endpoint in ("serve", "serving_default"):
+        if endpoint in signatures or endpoint == "serving_default":
+            layer = keras.layers.TFSMLayer(folder, call_endpoint=endpoint)
+            break
+    given = signatures["serving_default"].structured_input_signature[1]
+    inputs = {
+        name: keras.Input(spec.shape[1:], dtype=spec.dtype.name) for name, spec in given.items()
+    }
+    outputs = layer(next(iter(inputs.values())) if len(inputs) == 1 else inputs)
+    if isinstance(outputs, dict) and len(outputs) == 1:
+        outputs = next(iter(outputs.values()))
+    return keras.Model(
+        list(inputs.values()) if len(inputs) > 1 else next(iter(inputs.values())), outputs
+    )
+
+
+def _is_checkpoint(filepath: Any) -> bool:
+    return isinstance(filepath, (str, os.PathLike)) and not str(filepath).endswith(_WEIGHTS_ENDINGS)
+
+
+def _save_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save_weights(self: Any, filepath: Any, overwrite: bool = True, **kwargs: Any) -> Any:
+        if kwargs.pop("save_format", None) == "h5" and not str(filepath).endswith(".h5"):
+            filepath = f"{filepath}.weights.h5"
+        kwargs.pop("options", None)
+        if not _is_checkpoint(filepath) or kwargs.get("max_shard_size") is not None:
+            return original(self, filepath, overwrite, **kwargs)
+        tell(names.SAVE_WEIGHTS)
+        path = _checkpoint_of(self).write(str(filepath))
+        # So that tf.train.latest_checkpoint finds it, as it did.
+        tf.compat.v1.train.update_checkpoint_state(os.path.dirname(path) or ".", path)
+        return None
+
+    return save_weights
+
+
+def _load_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_checkpoint(filepath):
+            return original(self, filepath, *args, **kwargs)
+        tell(names.LOAD_WEIGHTS)
+        if not os.path.exists(f"{filepath}.index"):
+            raise FileNotFoundError(
+                f"There is no checkpoint {filepath} ({filepath}.index is missing)."
+            )
+        status = _checkpoint_of(self).read(str(filepath))
+        status.assert_existing_objects_matched()
+        return status
+
+    return load_weights
+
+
+def _checkpoint_of(model: Any) -> tf.train.Checkpoint:
+    """The weights by their places in the model's list, which older checkpoints have not."""
+    if not model.built or not model.weights:
+        raise ConfigError(
+            f"{model.name} has no weights yet: call it on some rows before its weights are saved "
+            "or loaded."
+        )
+    return tf.train.Checkpoint(
+        **{f"weight_{number}": weight.value for number, weight in enumerate(model.weights)}
+    )
+
+
+def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        period = kwargs.pop("period", None)
+        if period is not None:
+            tell(names.PERIOD)
+        self._period = period or 1
+        weights_only = kwargs.get("save_weights_only", args[3] if len(args) > 3 else False)
+        path = str(filepath)
+        ending = ".weights.h5" if weights_only else ".keras"
+        fits = path.endswith(ending) or (not weights_only and path.endswith(".h5"))
+        if fits:
+            original(self, filepath, *args, **kwargs)
+            return
+        tell(names.CHECKPOINT_PATH)
+        original(self, f"{path}{ending}", *args, **kwargs)
+        self.filepath = path
+
+    return init
+
+
+def _every_nth(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> Any:
+        if (epoch + 1) % getattr(self, "_period", 1) == 0:
+            original(self, epoch, logs)
+
+    return on_epoch_end
+
+
+def _get_file(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def get_file(fname: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if fname is not None and os.path.isabs(str(fname)):
+            tell(names.GET_FILE)
+            folder, fname = os.path.split(str(fname))
+            kwargs |= {"cache_dir": folder, "cache_subdir": ""}
+        return original(fname, *args, **kwargs)
+
+    return get_file
