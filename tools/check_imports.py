@@ -36,11 +36,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "state": frozenset({"cluster"}),
     "__main__": frozenset({"cli"}),
     "errors": frozenset(),
+    "legacy_names": frozenset(),
     "tf_internals": frozenset(),
     "keras_internals": frozenset(),
 }
 # Every layer may import these.
-BOTTOM = frozenset({"errors", "tf_internals", "keras_internals"})
+BOTTOM = frozenset({"errors", "legacy_names", "tf_internals", "keras_internals"})
 # Names that any layer may take from the package itself.
 PACKAGE_NAMES = frozenset({"__version__"})
 

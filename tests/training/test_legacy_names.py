@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,7 @@ import pytest
 from drumbeat.legacy_names import table
 
 CHECKS = Path(__file__).with_name("legacy_checks.py")
-NAMES = [
-    line.removeprefix("def ").partition("(")[0]
-    for before, line in zip(
-        (lines := CHECKS.read_text(encoding="utf-8").splitlines()), lines[1:], strict=False
-    )
-    if before == "@check"
-]
+NAMES = re.findall(r"^@check\ndef (\w+)", CHECKS.read_text(encoding="utf-8"), re.MULTILINE)
 
 pytestmark = pytest.mark.tensorflow
 

@@ -335,6 +335,15 @@ def run(
             rich_help_panel=_SELDOM,
         ),
     ] = False,
+    strict_names: Annotated[
+        bool,
+        typer.Option(
+            "--strict-names",
+            metavar="",
+            help="Don't take names and arguments that Keras 3 has no more.",
+            rich_help_panel=_SELDOM,
+        ),
+    ] = False,
     start_timeout: Annotated[
         float,
         typer.Option(
@@ -374,6 +383,7 @@ def run(
         run_dir=run_dir,
         collectives=collectives,
         keep_tf_strategies=keep_tf_strategies,
+        strict_names=strict_names,
         exact=EXACT_SHARDS if exact and exact_shards is None else exact_shards,
         shares=shares,
         compress=compress,

@@ -44,6 +44,7 @@ class Identity:
             starts, alike on all workers; None leaves them alone.
         keep_tf_strategies: Leave `tf.distribute.MultiWorkerMirroredStrategy` and its
             like as TensorFlow made them.
+        strict_names: Leave it to Keras 3 to refuse names that it has no more.
         strategy: What was asked for, one of `strategy_names.CHOICES`; but for "auto" it
             wins over what a script names.
         devices_per_worker: Devices that this process trains on.
@@ -70,6 +71,7 @@ class Identity:
     timeout_s: float
     seed: int | None = None
     keep_tf_strategies: bool = False
+    strict_names: bool = False
     strategy: str = strategy_names.AUTO
     devices_per_worker: int = 1
     exact: int | None = None
@@ -101,6 +103,7 @@ class Identity:
             "DRUMBEAT_COLLECTIVE_TIMEOUT_S": repr(self.timeout_s),
             "DRUMBEAT_SEED": "" if self.seed is None else str(self.seed),
             "DRUMBEAT_KEEP_TF_STRATEGIES": str(int(self.keep_tf_strategies)),
+            "DRUMBEAT_STRICT_NAMES": str(int(self.strict_names)),
             "DRUMBEAT_STRATEGY": self.strategy,
             "DRUMBEAT_DEVICES_PER_WORKER": str(self.devices_per_worker),
             "DRUMBEAT_EXACT": "" if self.exact is None else str(self.exact),
@@ -137,6 +140,7 @@ class Identity:
                 timeout_s=float(env["DRUMBEAT_COLLECTIVE_TIMEOUT_S"]),
                 seed=int(env["DRUMBEAT_SEED"]) if env["DRUMBEAT_SEED"] else None,
                 keep_tf_strategies=bool(int(env["DRUMBEAT_KEEP_TF_STRATEGIES"])),
+                strict_names=bool(int(env["DRUMBEAT_STRICT_NAMES"])),
                 strategy=env["DRUMBEAT_STRATEGY"],
                 devices_per_worker=int(env["DRUMBEAT_DEVICES_PER_WORKER"]),
                 exact=int(env["DRUMBEAT_EXACT"]) if env["DRUMBEAT_EXACT"] else None,

@@ -364,6 +364,7 @@ class Attempt:
             timeout_s=settings.collective_timeout_s,
             seed=self._seed(),
             keep_tf_strategies=settings.keep_tf_strategies,
+            strict_names=settings.strict_names,
             strategy=settings.strategy,
             devices_per_worker=settings.devices_per_worker or len(self._machine.gpus) or 1,
             exact=settings.exact,

@@ -276,6 +276,7 @@ class Meeting:
                 "collectives": settings.collectives,
                 "ps": str(settings.ps),
                 "keep_tf_strategies": str(settings.keep_tf_strategies),
+                "strict_names": str(settings.strict_names),
                 "exact": str(settings.exact),
                 "shares": shares_text(settings.shares),
                 "compress": str(settings.compress),

@@ -60,6 +60,7 @@ class RunArguments:
         run_dir: Folder for this run's files.
         collectives: "auto", "mpi" or "tensorflow".
         keep_tf_strategies: Leave TensorFlow's strategies as they are.
+        strict_names: Leave it to Keras 3 to refuse names that it has no more.
         exact: Number of virtual shards, for exact mode.
         shares: "2,1" and such, or "auto".
         jit: One of `identity.JIT_CHOICES`.
@@ -93,6 +94,7 @@ class RunArguments:
     run_dir: str | None = None
     collectives: str = "auto"
     keep_tf_strategies: bool = False
+    strict_names: bool = False
     exact: int | None = None
     shares: str | None = None
     compress: str = "none"
@@ -135,6 +137,7 @@ class RunSettings:
         run_name: Name of the default folder, before it is made unique.
         collectives: "auto", "mpi" or "tensorflow".
         keep_tf_strategies: Leave TensorFlow's strategies as they are.
+        strict_names: Leave it to Keras 3 to refuse names that it has no more.
         exact: Number of virtual shards in exact mode, else None.
         shares: A number for each worker, "auto", or None for equal parts.
         compress: How gradients are made smaller before they travel.
@@ -180,6 +183,7 @@ class RunSettings:
     run_name: str
     collectives: str
     keep_tf_strategies: bool
+    strict_names: bool
     exact: int | None
     shares: tuple[int, ...] | str | None
     compress: Compress
@@ -274,6 +278,7 @@ def plan_run(
         run_name=run_name(arguments, now),
         collectives=arguments.collectives,
         keep_tf_strategies=arguments.keep_tf_strategies,
+        strict_names=arguments.strict_names,
         exact=arguments.exact,
         shares=shares,
         compress=compress,

@@ -89,6 +89,8 @@ def _own_tensorboard(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def whole_or_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`original`, which writes a model to a path, so that the path is complete or absent."""
+
     def write(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         with activity.saving():
             return write_whole(model, filepath, *args, **kwargs)

@@ -24,6 +24,7 @@ from drumbeat.strategies.determinism import same_bytes_everywhere
 from drumbeat.training import journal, record
 from drumbeat.training.integrate import integrate
 from drumbeat.training.keeping import Every
+from drumbeat.training.legacy import install as legacy
 
 
 def install(env: Mapping[str, str] | None = None) -> None:
@@ -32,12 +33,19 @@ def install(env: Mapping[str, str] | None = None) -> None:
     Seeds Python, NumPy and TensorFlow alike on all workers, so that unseeded
     shuffles and initial weights come out the same everywhere; a script's own seeds
     come later and win. Makes `tf.distribute.MultiWorkerMirroredStrategy` yield our
-    strategy, unless the run was told to keep TensorFlow's.
+    strategy, unless the run was told to keep TensorFlow's, and has Keras take the names
+    of old.
     """
     env = os.environ if env is None else env
     identity = Identity.from_env(env)
     if identity is None:
         return
+    _install(identity, env)
+    if not identity.strict_names:
+        legacy.install(tells=identity.rank <= 0)  # in front of all that is changed in Keras
+
+
+def _install(identity: Identity, env: Mapping[str, str]) -> None:
     if identity.rank < 0:
         # Asked for the strategy, a ps or evaluator is told that it takes no part in it.
         if not identity.keep_tf_strategies:

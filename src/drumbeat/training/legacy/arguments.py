@@ -89,7 +89,8 @@ def _embedding(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     tables = kwargs.pop("weights", None)
     if tables is not None:
         tell(names.EMBEDDING_WEIGHTS)
-        kwargs["embeddings_initializer"] = keras.initializers.Constant(np.asarray(tables[0]))
+        table: Any = np.asarray(tables[0])
+        kwargs["embeddings_initializer"] = keras.initializers.Constant(table)
 
 
 def _steps_per_execution(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -101,20 +102,19 @@ def _load(original: Callable[..., Any]) -> Callable[..., Any]:
 def _wrapped(folder: str) -> Any:
     """A model around a SavedModel that Keras 2 or another program has written: for predict."""
     signatures = tf.saved_model.load(folder).signatures
-    for endpoint in ("serve", "serving_default"):
-        if endpoint in signatures or endpoint == "serving_default":
-            layer = keras.layers.TFSMLayer(folder, call_endpoint=endpoint)
-            break
+    endpoint = "serve" if "serve" in signatures else "serving_default"
+    layer = keras.layers.TFSMLayer(folder, call_endpoint=endpoint)
     given = signatures["serving_default"].structured_input_signature[1]
     inputs = {
         name: keras.Input(spec.shape[1:], dtype=spec.dtype.name) for name, spec in given.items()
     }
-    outputs = layer(next(iter(inputs.values())) if len(inputs) == 1 else inputs)
-    if isinstance(outputs, dict) and len(outputs) == 1:
-        outputs = next(iter(outputs.values()))
-    return keras.Model(
-        list(inputs.values()) if len(inputs) > 1 else next(iter(inputs.values())), outputs
-    )
+    outputs = layer(_only(inputs))
+    return keras.Model(_only(inputs), _only(outputs) if isinstance(outputs, dict) else outputs)
+
+
+def _only(named: dict[str, Any]) -> Any:
+    """What is in it alone, else all."""
+    return next(iter(named.values())) if len(named) == 1 else named
 
 
 def _is_checkpoint(filepath: Any) -> bool:
@@ -130,12 +130,20 @@ def _save_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _is_checkpoint(filepath) or kwargs.get("max_shard_size") is not None:
             return original(self, filepath, overwrite, **kwargs)
         tell(names.SAVE_WEIGHTS)
-        path = _checkpoint_of(self).write(str(filepath))
-        # So that tf.train.latest_checkpoint finds it, as it did.
-        tf.compat.v1.train.update_checkpoint_state(os.path.dirname(path) or ".", path)
+        _name_newest(Path(_checkpoint_of(self).write(str(filepath))))
         return None
 
     return save_weights
+
+
+def _name_newest(path: Path) -> None:
+    """Writes the file by which tf.train.latest_checkpoint finds `path`: a CheckpointState."""
+    name = json.dumps(path.name)
+    new = path.parent / f"checkpoint.{os.getpid()}.new"
+    new.write_text(
+        f"model_checkpoint_path: {name}\nall_model_checkpoint_paths: {name}\n", encoding="utf-8"
+    )
+    os.replace(new, path.parent / "checkpoint")
 
 
 def _load_weights(original: Callable[..., Any]) -> Callable[..., Any]:

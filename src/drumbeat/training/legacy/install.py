@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from drumbeat.training.legacy import arguments, files, methods, modules
+from drumbeat.training.legacy import arguments, files, methods, modules, notice
 
 
-def install() -> None:
-    """Apply all of `drumbeat.legacy_names`; to be called once, after `integrate`."""
+def install(*, tells: bool = True) -> None:
+    """Apply all of `drumbeat.legacy_names`; to be called once.
+
+    Args:
+        tells: This process shows the notices.
+    """
+    if not tells:
+        notice.mute()
     for part in (modules, methods, arguments, files):
         part.install()

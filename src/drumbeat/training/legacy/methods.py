@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from drumbeat import legacy_names as names
 from drumbeat.errors import ConfigError
-from drumbeat.training.legacy.notice import tell
+from drumbeat.training.legacy.notice import tell, users_only
 
 _CLASSES = {
     "Metric": keras.metrics.Metric,
@@ -33,7 +33,7 @@ def install() -> None:
     optimizer = keras.optimizers.Optimizer
     optimizer.minimize = _minimize
     optimizer.weights = property(_optimizer_weights)
-    optimizer.get_weights = lambda self: [np.array(v) for v in _optimizer_weights(self)]
+    optimizer.get_weights = _get_weights
     optimizer.apply_gradients = _apply_gradients(optimizer.apply_gradients)
     keras.Sequential.predict_classes = _predict_classes
     keras.Sequential.predict_proba = _predict_proba
@@ -52,6 +52,7 @@ def _alias(name: str, new: str) -> Callable[..., Any]:
 
 def _alias_property(name: str, new: str) -> property:
     def get(self: Any) -> Any:
+        users_only(name)
         tell(names.renamed(name))
         return getattr(self, new)
 
@@ -108,8 +109,14 @@ def _minimize(self: Any, loss: Any, var_list: Any, grad_loss: Any = None, tape: 
 
 
 def _optimizer_weights(self: Any) -> list[Any]:
+    users_only("weights")
     tell(names.OPTIMIZER_WEIGHTS)
     return list(self.variables)
+
+
+def _get_weights(self: Any) -> list[Any]:
+    tell(names.OPTIMIZER_WEIGHTS)
+    return [np.array(variable) for variable in self.variables]
 
 
 def _apply_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,6 +157,7 @@ class _Shape:
     def __get__(self, layer: Any, owner: Any = None) -> Any:
         if layer is None:
             return self
+        users_only(f"{self._end}_shape")  # Keras looks whether a layer has its own
         tensors = getattr(layer, self._end)
         tell(names.LAYER_SHAPES)
         return keras.tree.map_structure(lambda tensor: tensor.shape, tensors)

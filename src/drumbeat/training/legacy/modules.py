@@ -57,7 +57,7 @@ class _Gone(types.ModuleType):
 
     def __init__(self, path: str) -> None:
         super().__init__(f"keras.{path}")
-        self.__path__: list[str] = []  # it may have modules of its own
+        self.__path__ = []  # it may have modules of its own
         self._path = path
 
     def __getattr__(self, last: str) -> Any:
