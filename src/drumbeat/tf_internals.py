@@ -66,6 +66,8 @@ __all__ = [
     "OwnedIterator",
     "PerReplica",
     "StrategyExtendedV1",
+    "TFCentralStorageStrategy",
+    "TFMirroredStrategy",
     "UpdateContext",
     "WrappedDataset",
     "abort_collectives",
@@ -108,6 +110,9 @@ OwnedIterator: Any = iterator_ops.OwnedIterator
 PerReplica: Any = _PerReplica
 StrategyExtendedV1: Any = distribute_lib.StrategyExtendedV1
 UpdateContext: Any = distribute_lib.UpdateContext
+# Public, but in a worker stand-ins take these names.
+TFMirroredStrategy: Any = tf.distribute.MirroredStrategy
+TFCentralStorageStrategy: Any = tf.distribute.experimental.CentralStorageStrategy
 
 
 class WrappedDataset(tf.data.Dataset):

@@ -24,7 +24,8 @@ from drumbeat.data.shares import Shares
 from drumbeat.strategies.gradient_sync import GradientSync
 from drumbeat.strategies.inputs import Inputs, check
 from drumbeat.strategies.local_sgd import LocalSgd
-from drumbeat.strategies.reductions import as_tensor, divide, unless
+from drumbeat.strategies.placement import Placement
+from drumbeat.strategies.reductions import as_tensor, divide, local_sums, unless
 from drumbeat.strategies.replicas import LockstepContext, Replicas
 from drumbeat.tf_internals import PerReplica, StrategyExtendedV1, UpdateContext, shifted_seed
 
@@ -61,7 +62,8 @@ class DataParallelStrategy(tf.distribute.Strategy):
             for `task_type` and `task_id`.
         shares: How much of each global batch each worker takes; equal by default.
         measure_shares: Start with these and follow the workers' speed.
-        exact: Number of virtual shards; None for one replica in each worker.
+        exact: Number of virtual shards; None for one replica on each device.
+        placement: The devices of this worker, as many as the others have.
 
     Raises:
         ConfigError: `shares` has another number of workers, or the workers can't share
@@ -76,10 +78,16 @@ class DataParallelStrategy(tf.distribute.Strategy):
         shares: Shares | None = None,
         measure_shares: bool = False,
         exact: int | None = None,
+        placement: Placement | None = None,
     ) -> None:
         shares = Shares.equal(communicator.size) if shares is None else shares
         check(communicator.size, shares, exact)
-        super().__init__(DataParallelExtended(self, communicator, cluster_resolver, shares, exact))
+        placement = placement or Placement()
+        # Not by super(): a subclass may also be one of TensorFlow's, to be known as that.
+        tf.distribute.Strategy.__init__(
+            self,
+            DataParallelExtended(self, communicator, cluster_resolver, shares, exact, placement),
+        )
         if measure_shares and communicator.size > 1:
             self.extended.inputs.follow_speed()
 
@@ -108,10 +116,12 @@ class DataParallelExtended(StrategyExtendedV1):
         cluster_resolver: tf.distribute.cluster_resolver.ClusterResolver | None,
         shares: Shares,
         exact: int | None,
+        placement: Placement,
     ) -> None:
         super().__init__(strategy)
         self.communicator = communicator
         self.exact = exact
+        self.placement = placement
         self.inputs = Inputs(communicator, shares)
         self.gradient_sync = GradientSync(communicator)
         self.averaging = Averaging()
@@ -120,12 +130,14 @@ class DataParallelExtended(StrategyExtendedV1):
         self._cluster_resolver = cluster_resolver
         self._retrace_functions_for_each_device = False
         size = communicator.size
+        count = exact // size if exact else max(len(placement.devices), 1)
         self.replicas = Replicas(
             self.inputs.rows,
             rank=communicator.rank,
             world_size=size,
-            count=exact // size if exact else 1,
-            lockstep=exact is not None,
+            count=count,
+            lockstep=exact is not None or count > 1,
+            fixed_shards=exact is not None,
             context=self._replica_context,
         )
 
@@ -164,14 +176,14 @@ class DataParallelExtended(StrategyExtendedV1):
             of = of.without([i for i, g in enumerate(gradients) if g is None])
         present = [g for g in gradients if g is not None]
         absent = self.absent
-        if self.exact and absent is not None:
-            present = unless(absent, present)
+        if absent is not None and (self.exact or self.replicas.count > 1):
+            present, absent = unless(absent, present), None
 
         def combined(everyones: list[list[Any]]) -> Any:
             if self.exact:
                 sums = self._sum(everyones)
             else:
-                sums = self.gradient_sync.sum(everyones[0], of, absent)
+                sums = self.gradient_sync.sum(local_sums(everyones), of, absent)
             reduced = iter(sums)
             return update([None if g is None else next(reduced) for g in gradients])
 
@@ -224,7 +236,7 @@ class DataParallelExtended(StrategyExtendedV1):
         """
         if self.exact:
             return tree_sum(self.communicator, values, self.exact, name=name)
-        return self.communicator.all_reduce(values[0], name=name)
+        return self.communicator.all_reduce(local_sums(values), name=name)
 
     def _sum(self, values: Sequence[Sequence[Any]]) -> list[Any]:
         return self.sum_over_replicas(values) if values[0] else []
@@ -234,7 +246,13 @@ class DataParallelExtended(StrategyExtendedV1):
         replica = self.replicas.current
         if replica is None or replica.lockstep is None:
             return combine([value])
-        return replica.lockstep.meet(value, combine)
+        lockstep = replica.lockstep
+
+        def where_variables_are(everyones: list[Any]) -> Any:
+            with self.placement.of_variables():
+                return combine(everyones)
+
+        return lockstep.meet(value, where_variables_are)
 
     # Running ----------------------------------------------------------------
 
@@ -246,7 +264,8 @@ class DataParallelExtended(StrategyExtendedV1):
         # Raw tf.random ops traced in here draw differently on each replica; Keras's
         # random layers draw what one worker would have drawn for the rows.
         context = LockstepContext(self._container_strategy(), number)
-        with context, shifted_seed(number * 1_000_003):
+        place = self.placement.of_replica(number - self.replicas.first, self.replicas.count)
+        with context, shifted_seed(number * 1_000_003), place:
             yield
 
     def _use_merge_call(self) -> bool:
@@ -322,7 +341,8 @@ class DataParallelExtended(StrategyExtendedV1):
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if self.communicator.size > 1:
             kwargs["initial_value"] = self._chiefs(kwargs["initial_value"], kwargs.get("dtype"))
-        return next_creator(**kwargs)
+        with self.placement.of_variables():
+            return next_creator(**kwargs)
 
     def _chiefs(self, initial_value: Any, dtype: Any) -> Callable[..., Any]:
         """`initial_value` as a callable that returns the chief's value on every worker."""
@@ -386,14 +406,16 @@ class DataParallelExtended(StrategyExtendedV1):
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The one device of this worker."""
+        """The devices of this worker."""
+        if self.placement.devices:
+            return self.placement.devices
         gpus = tf.config.list_logical_devices("GPU")
         return (gpus[0].name if gpus else "/device:CPU:0",)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Where variables live: the worker's device."""
-        return self.worker_devices
+        """Where variables live."""
+        return (self.placement.parameters or self.worker_devices[0],)
 
     def non_slot_devices(self, var_list: Any) -> Any:
         """The variable that non-slot variables go with."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +26,28 @@ def unless(absent: Any, gradients: list[Any]) -> list[Any]:
         tf.IndexedSlices(v, g.indices, g.dense_shape) if isinstance(g, tf.IndexedSlices) else v
         for g, v in zip(gradients, values, strict=True)
     ]
+
+
+def local_sums(everyones: Sequence[Sequence[Any]]) -> list[Any]:
+    """The sum of each tensor over the replicas of one worker, added in their order.
+
+    Args:
+        everyones: For each replica the same list of tensors or `tf.IndexedSlices`.
+    """
+    if len(everyones) == 1:
+        return list(everyones[0])
+    return [_sum(values) for values in zip(*everyones, strict=True)]
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    if not any(isinstance(value, tf.IndexedSlices) for value in values):
+        return functools.reduce(tf.add, values)
+    first = values[0]
+    return tf.IndexedSlices(
+        tf.concat([value.values for value in values], 0),
+        tf.concat([value.indices for value in values], 0),
+        first.dense_shape,
+    )
 
 
 def divide(value: Any, size: int) -> Any:

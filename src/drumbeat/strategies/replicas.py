@@ -76,6 +76,8 @@ class Replicas:
         world_size: Number of workers.
         count: Replicas in each worker.
         lockstep: Run them so that they can meet, also a single one.
+        fixed_shards: Which rows of a global batch are a replica's depends on how many there
+            are in the job, not on how they are spread over workers.
         context: Makes the replica context of the replica with that number.
     """
 
@@ -87,6 +89,7 @@ class Replicas:
         world_size: int,
         count: int,
         lockstep: bool,
+        fixed_shards: bool,
         context: Callable[[int], AbstractContextManager[Any]],
     ) -> None:
         self.count = count
@@ -94,6 +97,7 @@ class Replicas:
         self.first = rank * count
         self._rows = rows
         self._lockstep = lockstep
+        self._fixed_shards = fixed_shards
         self._context = context
         self._local = threading.local()
         self._lifted: Any = weakref.WeakKeyDictionary()
@@ -138,6 +142,15 @@ class Replicas:
                 reduce_retracing=True,
             )
         return self._lifted[fn]
+
+    def _inner_bounds(self, worker: Span) -> list[Any]:
+        """Where in the global batch each of the worker's replicas begins, but the first."""
+        start, rows, total = worker
+        further = range(1, self.count)
+        if not self._fixed_shards:
+            return [start + cut(i, self.count, rows) for i in further]
+        wanted = (cut(self.first + i, self.total, total) for i in further)
+        return [tf.clip_by_value(bound, start, start + rows) for bound in wanted]
 
     def _run_shards(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # What runs when they meet belongs to none of them, but to the worker.
@@ -194,12 +207,8 @@ class _Split:
         if self._rows is None or any(isinstance(leaf, PerReplica) for leaf in leaves):
             return
         self._worker = replicas._rows.span(self._rows)
-        start, rows, total = self._worker
-        inner = [
-            tf.clip_by_value(cut(replicas.first + i, replicas.total, total), start, start + rows)
-            for i in range(1, replicas.count)
-        ]
-        self.bounds = [start, *inner, start + rows]
+        start, rows, _ = self._worker
+        self.bounds = [start, *replicas._inner_bounds(self._worker), start + rows]
 
     def span(self, index: int, local_rows: Any) -> Span:
         """The rows of the global batch in shard `index`, which got `local_rows` rows."""

@@ -58,7 +58,7 @@ def expect(model: Any, strategy: DataParallelStrategy, least_rows: int) -> None:
     units = extended.shares.units
     # Shares that follow the workers' speed may become small, and shards are another matter.
     sure = extended.inputs.rebalancer is None and extended.exact is None
-    sure = sure and least_rows * min(units) >= sum(units)
+    sure = sure and least_rows * min(units) >= sum(units) * extended.replicas.count
     if model.train_function is None:
         _always_has_rows[model] = sure
     elif _always_has_rows.get(model, False) and not sure:

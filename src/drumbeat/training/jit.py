@@ -64,14 +64,24 @@ def settle(model: Any, strategy: DataParallelStrategy, ahead: Ahead) -> None:
     asked = strategy.extended.jit
     if asked == "auto" and ahead.asked:
         asked = "on"
-    if strategy.extended.exact or asked == "off":
+    reason = _ruled_out(strategy)
+    if reason or asked == "off":
         if asked == "on":
-            _warn(strategy, "exact mode promises bytes that it changes")
+            _warn(strategy, reason)
         compiled.use(model, jit=False)
     elif asked == "on":
         compiled.use(model, jit=_as_asked(model, strategy, ahead))
     else:
         compiled.use(model, jit=_as_measured(model, strategy, ahead))
+
+
+def _ruled_out(strategy: DataParallelStrategy) -> str:
+    """Why no model's steps are compiled, "" if they may be."""
+    if strategy.extended.exact:
+        return "exact mode promises bytes that it changes"
+    if strategy.extended.replicas.count > 1:
+        return "a process with several devices runs each step on all of them"
+    return ""
 
 
 def _as_asked(model: Any, strategy: DataParallelStrategy, ahead: Ahead) -> bool:
