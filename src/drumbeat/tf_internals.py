@@ -57,6 +57,7 @@ from tensorflow.python.framework import (
 # asked for. Asking for the global generator makes one.
 from tensorflow.python.ops import (
     collective_ops,  # pyright: ignore[reportMissingImports]
+    resource_variable_ops,  # pyright: ignore[reportMissingImports]
     stateful_random_ops,  # pyright: ignore[reportMissingImports]
     summary_ops_v2,  # pyright: ignore[reportMissingImports]
 )
@@ -65,6 +66,7 @@ __all__ = [
     "IteratorSpec",
     "OwnedIterator",
     "PerReplica",
+    "ResourceVariable",
     "StrategyExtendedV1",
     "TFCentralStorageStrategy",
     "TFMirroredStrategy",
@@ -108,6 +110,8 @@ __all__ = [
 IteratorSpec: Any = iterator_ops.IteratorSpec
 OwnedIterator: Any = iterator_ops.OwnedIterator
 PerReplica: Any = _PerReplica
+# What `tf.Variable(...)` makes: a class of its own, with methods to override.
+ResourceVariable: Any = resource_variable_ops.ResourceVariable
 StrategyExtendedV1: Any = distribute_lib.StrategyExtendedV1
 UpdateContext: Any = distribute_lib.UpdateContext
 # Public, but in a worker stand-ins take these names.

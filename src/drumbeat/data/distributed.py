@@ -334,6 +334,41 @@ def split_batches(dataset: tf.data.Dataset, world_size: int) -> tf.data.Dataset:
     return dataset.flat_map(pieces).prefetch(2)
 
 
+def joined(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    """The rows of `count` consecutive batches of `dataset` as one batch; the last may have fewer.
+
+    Axes of unknown length, but the first, are padded to the longest of the `count`.
+
+    Raises:
+        DataError: It has sparse tensors.
+    """
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if isinstance(spec, tf.SparseTensorSpec):
+            raise DataError(
+                f"A dataset function gives {count} batches for each step, one for each device, "
+                f"but its sparse tensors ({spec}) can't be put together. Give a dataset of global "
+                "batches to fit() or experimental_distribute_dataset() instead."
+            )
+
+    def join(*batches: Any) -> Any:
+        whole = batches[0] if len(batches) == 1 else batches
+        return tf.nest.map_structure(_joined, whole, dataset.element_spec)
+
+    return dataset.ragged_batch(count).map(join)
+
+
+def _joined(batches: Any, spec: Any) -> Any:
+    """Batches, stacked by `ragged_batch`, end to end."""
+    if _is_ragged(spec):
+        return batches.values
+    if spec.shape.rank == 0:
+        return batches[0]
+    if not isinstance(batches, tf.RaggedTensor):
+        return tf.reshape(batches, tf.concat([[-1], tf.shape(batches)[2:]], 0))
+    rows: Any = batches.values
+    return rows.to_tensor() if isinstance(rows, tf.RaggedTensor) else rows
+
+
 def _require_batches(element_spec: Any) -> None:
     if not any(_has_rows(spec) for spec in tf.nest.flatten(element_spec)):
         raise DataError(

@@ -21,6 +21,7 @@ from drumbeat.collectives.compression.residuals import Owner
 from drumbeat.collectives.tree import tree_sum
 from drumbeat.data.rows import BatchRows, Span
 from drumbeat.data.shares import Shares
+from drumbeat.strategies.aggregated import aggregate
 from drumbeat.strategies.gradient_sync import GradientSync
 from drumbeat.strategies.inputs import Inputs, check
 from drumbeat.strategies.local_sgd import LocalSgd
@@ -156,7 +157,7 @@ class DataParallelExtended(StrategyExtendedV1):
     def total(self, value: Any) -> Any:
         """The sum of a tensor over all replicas that have rows."""
         present = [value] if self.absent is None else unless(self.absent, [value])
-        return self._met(present, self._sum)[0]
+        return self.meet(present, self._sum)[0]
 
     def update_once(
         self,
@@ -187,7 +188,7 @@ class DataParallelExtended(StrategyExtendedV1):
             reduced = iter(sums)
             return update([None if g is None else next(reduced) for g in gradients])
 
-        return self._met(present, combined)
+        return self.meet(present, combined)
 
     def loss_fraction(self, dtype: tf.DType) -> Any:
         """What a mean over this replica's rows counts in the mean over the global batch.
@@ -241,7 +242,13 @@ class DataParallelExtended(StrategyExtendedV1):
     def _sum(self, values: Sequence[Sequence[Any]]) -> list[Any]:
         return self.sum_over_replicas(values) if values[0] else []
 
-    def _met(self, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
+    @property
+    def is_in_lockstep(self) -> bool:
+        """Whether the caller is a replica that meets the others of its worker."""
+        replica = self.replicas.current
+        return replica is not None and replica.lockstep is not None
+
+    def meet(self, value: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """`combine` of what all replicas of this worker bring; called once."""
         replica = self.replicas.current
         if replica is None or replica.lockstep is None:
@@ -286,14 +293,14 @@ class DataParallelExtended(StrategyExtendedV1):
         self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:
         del group
-        return self._met((), lambda _: fn(var, *args, **(kwargs or {})))
+        return self.meet((), lambda _: fn(var, *args, **(kwargs or {})))
 
     # Collectives ------------------------------------------------------------
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         del options
         tensors = [as_tensor(leaf) for leaf in tf.nest.flatten(value)]
-        results = self._met(tensors, lambda everyones: self._reduced(reduce_op, everyones))
+        results = self.meet(tensors, lambda everyones: self._reduced(reduce_op, everyones))
         return tf.nest.pack_sequence_as(value, results)
 
     def _reduced(self, reduce_op: Any, everyones: list[list[Any]]) -> list[Any]:
@@ -342,7 +349,19 @@ class DataParallelExtended(StrategyExtendedV1):
         if self.communicator.size > 1:
             kwargs["initial_value"] = self._chiefs(kwargs["initial_value"], kwargs.get("dtype"))
         with self.placement.of_variables():
-            return next_creator(**kwargs)
+            return aggregate(next_creator(**kwargs))
+
+    def aggregated(self, everyones: Sequence[Any], how: tf.VariableAggregation) -> Any:
+        """What all replicas of all workers have, a tensor each, as one.
+
+        Args:
+            everyones: Of the replicas of this worker.
+            how: How to make one of them.
+        """
+        if how == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return self.communicator.broadcast([everyones[0]])[0]
+        total = self._sum([[value] for value in everyones])[0]
+        return total if how == tf.VariableAggregation.SUM else divide(total, self.replicas.total)
 
     def _chiefs(self, initial_value: Any, dtype: Any) -> Callable[..., Any]:
         """`initial_value` as a callable that returns the chief's value on every worker."""
@@ -380,7 +399,8 @@ class DataParallelExtended(StrategyExtendedV1):
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         del options
-        return self.inputs.from_function(dataset_fn)
+        devices = 1 if self.exact else self.replicas.count
+        return self.inputs.from_function(dataset_fn, devices)
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
         self.rows.reset()

@@ -18,6 +18,7 @@ from drumbeat.data.distributed import (
     PlacedBatches,
     WholeBatches,
     in_one_order,
+    joined,
     without_autotuning,
 )
 from drumbeat.data.ordered import DistributedOrderedDataset, OrderedDataset
@@ -118,17 +119,26 @@ class Inputs:
                     logger.info(_ALL_ROWS, obstacle)
             return None
 
-    def from_function(self, function: Callable[[tf.distribute.InputContext], Any]) -> Any:
-        """This worker's view of the batches that it makes for itself."""
-        # A batch of a pipeline is for a worker, whatever number of shards it is cut into.
+    def from_function(
+        self, function: Callable[[tf.distribute.InputContext], Any], devices: int = 1
+    ) -> Any:
+        """This worker's view of the batches that it makes for itself.
+
+        Args:
+            function: Makes a dataset of batches for one device, as in tf.distribute.
+            devices: How many this worker has; each takes a batch in each step.
+        """
+        # In exact mode a batch is for a worker, whatever number of shards it is cut into.
         size = self._communicator.size
         dataset = function(
             tf.distribute.InputContext(
                 num_input_pipelines=size,
                 input_pipeline_id=self._communicator.rank,
-                num_replicas_in_sync=size,
+                num_replicas_in_sync=size * devices,
             )
         )
+        if devices > 1:
+            dataset = joined(dataset, devices)
         return _alone(dataset) if size == 1 else DistributedDataset(dataset, self._own)
 
     def _rows_of(self, total: Any) -> tuple[Any, Any]:

@@ -52,15 +52,17 @@ class CentralStorageStrategy(LocalDevicesStrategy, TFCentralStorageStrategy):
 _made: dict[tuple[type, Placement], LocalDevicesStrategy] = {}
 
 
-def mirrored(devices: Sequence[str] | None = None) -> Any:
+def mirrored(devices: Sequence[str] | None = None, cross_device_ops: Any = None) -> Any:
     """A `tf.distribute.MirroredStrategy` that trains on several devices as on one.
 
     Args:
         devices: Such as ["GPU:0", "GPU:1"]; None for all GPUs, or all CPUs without any.
+        cross_device_ops: How TensorFlow's own would sum over the devices; has no meaning here.
 
     Raises:
         ConfigError: There are no such devices.
     """
+    del cross_device_ops
     used = local_devices() if devices is None else checked(devices)
     return _the_one(MirroredStrategy, Placement(used, used[0]))
 
@@ -84,6 +86,19 @@ def central_storage(
     else:
         parameters = used[0] if len(used) == 1 else CPU
     return _the_one(CentralStorageStrategy, Placement(used, parameters))
+
+
+def count() -> int:
+    """Devices that this process may train on: GPUs, or the parts of its CPU.
+
+    Asking starts no device, so they can still be configured.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        return len(gpus)
+    cpus = tf.config.list_physical_devices("CPU")
+    parts = tf.config.get_logical_device_configuration(cpus[0]) if cpus else None
+    return len(parts) if parts else 1
 
 
 def existing() -> LocalDevicesStrategy | None:

@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
+from drumbeat.strategies.aggregated import as_it_is
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.tf_internals import PerReplica
 from drumbeat.training import current
@@ -36,7 +37,8 @@ def _direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
         replica = None if strategy is None else strategy.extended.replicas.current
         if replica is not None and replica.lockstep is not None:
             replica.lockstep.keep(lambda: _ShardState(strategy)).hold(self)
-        return original(self, value)
+        with as_it_is():
+            return original(self, value)
 
     return direct_assign
 
