@@ -80,6 +80,9 @@ class Copies:
     def leave(self) -> None:
         self.log.append("leave")
 
+    def settle(self) -> None:
+        self.log.append("settle")
+
     def finish(self) -> None:
         self.log.append("finish")
 
@@ -89,8 +92,12 @@ def test_each_sees_its_own_copy_of_the_state() -> None:
 
     def body() -> None:
         assert steps.keep(lambda: copies) is copies
-        steps.meet(1, sum)
+        steps.meet(1, update)
+
+    def update(numbers: list[int]) -> int:
+        steps.settle()
+        return sum(numbers)
 
     steps.run([body, body])
-    first, second = ["enter 0", "leave"], ["enter 1", "leave"]
-    assert copies.log == [*first, *second, *first, *second, "finish"]
+    both = ["enter 0", "leave", "enter 1", "leave"]
+    assert copies.log == [*both, "settle", *both, "finish"]

@@ -1528,8 +1528,10 @@ def metric_results_in_a_custom_loop():
 @scenario
 def loop_inside_a_function():
     with strategy.scope():
-        total = tf.Variable(0, dtype=tf.int64)
-        batches = tf.Variable(0, dtype=tf.int64)
+        # All replicas, which may be several in a process, have the same values for them.
+        same = tf.VariableAggregation.ONLY_FIRST_REPLICA
+        total = tf.Variable(0, dtype=tf.int64, aggregation=same)
+        batches = tf.Variable(0, dtype=tf.int64, aggregation=same)
     dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.range(25).batch(10))
 
     def add(ids):

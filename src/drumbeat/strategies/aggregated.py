@@ -1,8 +1,8 @@
 """Variables of a script's own that the replicas of a worker write to together.
 
 As in tf.distribute: what replicas assign to a variable made with an `aggregation` is made
-one value first, and then assigned once. Without this each of them would assign, one after
-the other, and a counter would count for every device.
+one value first, and then assigned once; without an `aggregation` they may not assign. Else
+each of them would, one after the other, and a counter would count for every device.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from drumbeat.errors import ConfigError
 from drumbeat.tf_internals import ResourceVariable
 
 
@@ -41,6 +42,8 @@ def _together(assign: Callable[..., Any]) -> Callable[..., Any]:
         extended: Any = tf.distribute.get_strategy().extended
         if _here.as_it_is or not getattr(extended, "is_in_lockstep", False):
             return assign(self, value, *args, **kwargs)
+        if self.aggregation == tf.VariableAggregation.NONE:
+            raise ConfigError(_HOW.format(self.name))
 
         def once(everyones: list[Any]) -> Any:
             return assign(self, extended.aggregated(everyones, self.aggregation), *args, **kwargs)
@@ -50,8 +53,16 @@ def _together(assign: Callable[..., Any]) -> Callable[..., Any]:
     return assign_together
 
 
+_HOW = (
+    "The variable {} is assigned to within strategy.run, by several replicas at once, but it was "
+    "made without an aggregation, so what is to become of their values isn't known. Make it with "
+    "tf.Variable(..., aggregation=tf.VariableAggregation.SUM), MEAN or, where all have the same "
+    "value, ONLY_FIRST_REPLICA."
+)
+
+
 class AggregatedVariable(ResourceVariable):
-    """A `tf.Variable` with an `aggregation`."""
+    """A `tf.Variable` that replicas can't write to one by one."""
 
     assign = _together(ResourceVariable.assign)
     assign_add = _together(ResourceVariable.assign_add)
@@ -59,10 +70,12 @@ class AggregatedVariable(ResourceVariable):
 
 
 def aggregate(variable: Any) -> Any:
-    """`variable`, which replicas now write to together if it was made to be written to so."""
+    """`variable`, which replicas from now on write to together.
+
+    But for those that each replica counts in by itself (ON_READ), and for unusual kinds.
+    """
     if (
         type(variable) is ResourceVariable
-        and variable.aggregation != tf.VariableAggregation.NONE
         and variable.synchronization != tf.VariableSynchronization.ON_READ
     ):
         variable.__class__ = AggregatedVariable

@@ -28,6 +28,7 @@ from drumbeat.strategies import local_devices, parameter_server
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.determinism import same_bytes_everywhere
 from drumbeat.strategies.local_sgd import LocalSgd
+from drumbeat.strategies.placement import Placement, first_devices
 
 logger = logging.getLogger("drumbeat")
 
@@ -94,8 +95,11 @@ def strategy(
 
 
 def existing() -> DataParallelStrategy | None:
-    """The data-parallel strategy of this process, if it has been made."""
-    return _made.get("strategy")
+    """The data-parallel strategy of this process, if it has been made.
+
+    Of all workers, or else of its own devices.
+    """
+    return _made.get("strategy") or local_devices.existing()
 
 
 def named(
@@ -181,17 +185,14 @@ def _other(name: str, cluster: ClusterSpec | None, **arguments: Any) -> tf.distr
     """One of TensorFlow's own strategies; made once where a script gives it no arguments."""
     if name == strategy_names.ONE_DEVICE or _is_evaluator(cluster):
         return tf.distribute.get_strategy()  # the default one, which costs nothing
+    if name == strategy_names.MIRRORED:
+        return local_devices.mirrored(**arguments)
+    if name == strategy_names.CENTRAL_STORAGE:
+        return local_devices.central_storage(**arguments)
     given = {key: value for key, value in arguments.items() if value is not None}
-    if not given and name in _others:
-        return _others[name]
-    if name == strategy_names.PARAMETER_SERVER:
-        made = parameter_server.make(cluster, **given)
-    elif name == strategy_names.MIRRORED:
-        made = local_devices.mirrored(**given)
-    else:
-        made = local_devices.central_storage(**given)
-    _others[name] = made
-    return made
+    if given or name not in _others:
+        _others[name] = parameter_server.make(cluster, **given)
+    return _others[name]
 
 
 def _the_one(
@@ -247,6 +248,12 @@ def _the_one(
 
 def use_local_sgd(made: DataParallelStrategy, asked: Averaging) -> None:
     """Has the workers of `made` make steps of their own, if that was `asked` for."""
+    if asked.is_on and made.extended.replicas.count > 1:
+        raise ConfigError(
+            f"sync_every={asked} was asked for, but each worker has "
+            f"{made.extended.replicas.count} devices, which make one step together. Leave out "
+            "--processes-per-node, so that each has a process of its own."
+        )
     if asked.is_on:
         made.extended.local_sgd = LocalSgd(made.communicator, asked)
 
@@ -288,7 +295,13 @@ def _data_parallel(
         shares=None if shares is None or shares == AUTO_SHARES else _shares(shares),
         measure_shares=shares == AUTO_SHARES,
         exact=exact,
+        placement=None if identity is None else _placement(identity),
     )
+
+
+def _placement(identity: Identity) -> Placement:
+    """Where a worker with several devices computes."""
+    return Placement.over(first_devices(identity.devices_per_worker))
 
 
 def _check_exact(given: object) -> None:

@@ -180,7 +180,11 @@ class DataParallelExtended(StrategyExtendedV1):
         if absent is not None and (self.exact or self.replicas.count > 1):
             present, absent = unless(absent, present), None
 
+        replica = self.replicas.current
+
         def combined(everyones: list[list[Any]]) -> Any:
+            if replica is not None and replica.lockstep is not None:
+                replica.lockstep.settle()
             if self.exact:
                 sums = self._sum(everyones)
             else:
@@ -349,7 +353,8 @@ class DataParallelExtended(StrategyExtendedV1):
         if self.communicator.size > 1:
             kwargs["initial_value"] = self._chiefs(kwargs["initial_value"], kwargs.get("dtype"))
         with self.placement.of_variables():
-            return aggregate(next_creator(**kwargs))
+            variable = next_creator(**kwargs)
+        return aggregate(variable) if self.replicas.can_meet else variable
 
     def aggregated(self, everyones: Sequence[Any], how: tf.VariableAggregation) -> Any:
         """What all replicas of all workers have, a tensor each, as one.

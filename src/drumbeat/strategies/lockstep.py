@@ -24,6 +24,9 @@ class State(Protocol):
     def leave(self) -> None:
         """Show the state itself again."""
 
+    def settle(self) -> None:
+        """All replicas have met for an update: make one of what they have left until now."""
+
     def finish(self) -> None:
         """All replicas have ended: make one of what they leave."""
 
@@ -127,6 +130,11 @@ class Lockstep:
             self._state = make()
             self._state.enter(self._running)
         return self._state
+
+    def settle(self) -> None:
+        """Make one of the replicas' copies of what an update is about to change."""
+        if self._state is not None:
+            self._state.settle()
 
     def _scoped(self, function: Callable[[], Any]) -> Callable[[], Any]:
         def body() -> Any:

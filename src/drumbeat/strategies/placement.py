@@ -29,7 +29,7 @@ class Placement:
     @classmethod
     def over(cls, devices: Sequence[str]) -> Placement:
         """Replicas on `devices`, variables on the first of them."""
-        return cls(tuple(devices), devices[0]) if len(devices) > 1 else cls()
+        return cls(tuple(devices), devices[0]) if devices else cls()
 
     def of_replica(self, index: int, count: int) -> AbstractContextManager[Any]:
         """Within this, operations are placed on the device of replica `index` of `count`."""
@@ -51,11 +51,13 @@ def local_devices() -> tuple[str, ...]:
 
 
 def first_devices(count: int) -> tuple[str, ...]:
-    """The first `count` of `local_devices`.
+    """The first `count` of `local_devices`; none for one, for which TensorFlow may choose.
 
     Raises:
         ConfigError: There are fewer.
     """
+    if count == 1:
+        return ()
     found = local_devices()
     if len(found) < count:
         raise ConfigError(

@@ -103,6 +103,11 @@ class Replicas:
         self._lifted: Any = weakref.WeakKeyDictionary()
 
     @property
+    def can_meet(self) -> bool:
+        """Whether they run so that they can meet."""
+        return self._lockstep
+
+    @property
     def current(self) -> Replica | None:
         """The replica that the caller runs in."""
         return getattr(self._local, "replica", None)

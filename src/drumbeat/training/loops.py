@@ -29,9 +29,9 @@ def keeper(progress: Resumable) -> LoopPhase | None:
     if own is None or own.active is not None:
         return None
     strategy = choose.existing()
-    if own.identity.world_size > 1 and strategy is None:
-        return None
     communicator = LocalCommunicator() if strategy is None else strategy.communicator
+    if communicator.size < own.identity.world_size:
+        return None
     shards = 1 if strategy is None else strategy.extended.replicas.count
     number, finished, snapshot = own.begin(communicator)
     return LoopPhase(own, communicator, number, progress, shards, finished, snapshot)

@@ -47,14 +47,12 @@ def begin(
     own = journal.own()
     if own is None or own.active is not None:
         return None
-    if strategy is not None:
-        communicator = strategy.communicator
-    else:
-        communicator = LocalCommunicator()
-        if own.identity.world_size > 1 or model.distribute_strategy.num_replicas_in_sync > 1:
-            # Not all workers may come here: it has no number.
-            return FitPhase(own, communicator, -1, model, arguments, 1, None, None)
+    communicator = LocalCommunicator() if strategy is None else strategy.communicator
     shards = 1 if strategy is None else strategy.extended.replicas.count
+    other = strategy is None and model.distribute_strategy.num_replicas_in_sync > 1
+    if other or communicator.size < own.identity.world_size:
+        # Not all workers may come here: it has no number.
+        return FitPhase(own, communicator, -1, model, arguments, shards, None, None)
     callbacks = stopping.each(arguments.get("callbacks"))
     keepers = [getattr(callback, "keeper", None) for callback in callbacks]
     number, finished, snapshot = own.begin(

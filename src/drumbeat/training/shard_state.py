@@ -35,9 +35,10 @@ def _direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
     def direct_assign(self: Any, value: Any) -> Any:
         strategy = current.in_replica()
         replica = None if strategy is None else strategy.extended.replicas.current
-        if replica is not None and replica.lockstep is not None:
-            replica.lockstep.keep(lambda: _ShardState(strategy)).hold(self)
+        if replica is None or replica.lockstep is None:
+            return original(self, value)
         with as_it_is():
+            replica.lockstep.keep(lambda: _ShardState(strategy)).hold(self)
             return original(self, value)
 
     return direct_assign
@@ -100,9 +101,20 @@ class _ShardState:
         for variable, copies in self._held.values():
             variable._value = copies[0]
 
+    def settle(self) -> None:
+        """Give weights that layers have changed themselves their mean, and no copies any more.
+
+        What the optimizer does to a weight would be lost in a mean taken afterwards.
+        """
+        trained = [variable for variable, _ in self._held.values() if variable.trainable]
+        self._give_means([self._held.pop(id(variable))[1] for variable in trained])
+
     def finish(self) -> None:
         """Give variables that aren't counted the mean of what the shards left."""
         held = [copies for variable, copies in self._held.values() if _is_mean(variable)]
+        self._give_means(held)
+
+    def _give_means(self, held: Sequence[list[Any]]) -> None:
         if not held:
             return
         extended = self._strategy.extended
@@ -135,7 +147,8 @@ def _copies_for(variable: Any, count: int) -> list[Any]:
 
 def _like(variable: Any, start: Any | None) -> Any:
     value = tf.zeros(variable.shape, variable.dtype) if start is None else start
-    return tf.Variable(value, dtype=variable.dtype, trainable=False, name="shard_copy")
+    # A tape watches what is trainable.
+    return tf.Variable(value, dtype=variable.dtype, trainable=variable.trainable, name="shard_copy")
 
 
 def further_copies(variable: Any, count: int) -> list[Any]:

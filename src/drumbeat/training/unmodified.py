@@ -21,6 +21,7 @@ from drumbeat.data.pipelines import keep_alike, unlock_caches
 from drumbeat.state.backups import DEFAULT_KEEP
 from drumbeat.strategies import stand_in
 from drumbeat.strategies.determinism import same_bytes_everywhere
+from drumbeat.strategies.placement import make_logical_cpus
 from drumbeat.training import journal, record
 from drumbeat.training.integrate import integrate
 from drumbeat.training.keeping import Every
@@ -34,7 +35,7 @@ def install(env: Mapping[str, str] | None = None) -> None:
     shuffles and initial weights come out the same everywhere; a script's own seeds
     come later and win. Makes `tf.distribute.MultiWorkerMirroredStrategy` yield our
     strategy, unless the run was told to keep TensorFlow's, and has Keras take the names
-    of old.
+    of old. Without GPUs, makes as many devices of the CPU as the worker is to have.
     """
     env = os.environ if env is None else env
     identity = Identity.from_env(env)
@@ -51,6 +52,8 @@ def _install(identity: Identity, env: Mapping[str, str]) -> None:
         if not identity.keep_tf_strategies:
             stand_in.install()
         return
+    if identity.devices_per_worker > 1:
+        make_logical_cpus(identity.devices_per_worker)
     if identity.seed is not None:
         random.seed(identity.seed)
         np.random.seed(identity.seed % 2**32)
