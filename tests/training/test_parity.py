@@ -144,6 +144,56 @@ def assert_same(name: str, one: dict[str, np.ndarray], many: dict[str, np.ndarra
             np.testing.assert_array_equal(many[key], value, err_msg=key)
 
 
+ON_DEVICES = (
+    "batch_norm_synchronized",
+    "convolution_with_empty_slices",
+    "embedding_sparse_gradients",
+    "last_batch_of_one",
+    "layers_that_normalize",
+    "loop_inside_a_function",
+    "mixed_precision",
+    "optimizer_accumulation_with_clipnorm",
+    "predict_order",
+    "sample_weights",
+)
+NOT_ON_DEVICES = {
+    # Each asks something of one of several workers, or looks into what its replica returned.
+    "draws_are_those_of_one_worker",
+    "dropout_differs",
+    "explicit_spelling_is_the_same_strategy",
+    "one_worker_stops",
+    "one_worker_stops_within_an_epoch",
+    "strategy_interface",
+    # tf.data refuses a shard by SHARD_HINT where there is one worker.
+    "policies",
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("strategy", "names"),
+    [
+        ("mirrored", ON_DEVICES),
+        *(
+            pytest.param(
+                strategy,
+                [name for name in scenario_names() if name not in NOT_ON_DEVICES],
+                marks=pytest.mark.slow,
+                id=f"{strategy}-all",
+            )
+            for strategy in ("mirrored", "central-storage")
+        ),
+    ],
+)
+def test_three_devices_of_one_process_compute_the_same(
+    outcomes: Path, tmp_path: Path, strategy: str, names: Sequence[str]
+) -> None:
+    devices = ("--strategy", strategy, "--devices-per-worker", "3")
+    run_scenarios(names, 1, tmp_path, *devices)
+    for name in names:
+        assert_same(name, load(outcomes, name, 1, 0), load(tmp_path, name, 3, 0))
+
+
 COMPILED = (
     "fit_dict_dataset_with_two_outputs",
     "last_batch_of_one",
