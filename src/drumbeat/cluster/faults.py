@@ -57,6 +57,9 @@ class FaultKind(str, enum.Enum):
         return self in (FaultKind.AGENT_KILL, FaultKind.PARTITION)
 
 
+OF_SERVERS = (FaultKind.KILL, FaultKind.STOP, FaultKind.CRASH)
+"""What can happen to a process that only serves a coordinator."""
+
 # Numbers that a kind takes besides its place and its step: name, and the default or None.
 _NUMBERS: Mapping[FaultKind, Mapping[str, float | None]] = {
     FaultKind.EXIT: {"code": DEFAULT_EXIT_CODE},
@@ -150,6 +153,43 @@ def check_places(faults: Sequence[Fault], *, workers: int, nodes: int) -> None:
                 f"--inject {fault}: there is no {where} {fault.place} in a job of {there}; "
                 f"expected 0{f' to {count - 1}' if count > 1 else ''}."
             )
+
+
+def check_servers(faults: Sequence[Fault], nodes: int) -> None:
+    """Looks whether a server, which runs no script, can have what is to happen to it.
+
+    Raises:
+        ConfigError: It can't.
+    """
+    for fault in faults:
+        if not fault.place or fault.kind.is_of_node:
+            continue
+        if nodes > 1:
+            raise ConfigError(
+                f"--inject {fault}: rank {fault.place} is a server, perhaps on another node than "
+                "the chief, whose steps count. Rehearse it on one machine."
+            )
+        if fault.kind not in OF_SERVERS:
+            raise ConfigError(
+                f"--inject {fault}: rank {fault.place} is a server, which runs no script; expected "
+                f"{listed([kind.value for kind in OF_SERVERS])} there, or rank=chief."
+            )
+
+
+def of_servers(faults: Sequence[Fault], ranks: Mapping[str, int], fired: int) -> dict[int, str]:
+    """The faults that are still to happen to servers of a node: number and the server's name.
+
+    Args:
+        faults: All of the job.
+        ranks: The servers' ranks for faults, by name.
+        fired: Bit i is set where fault i has happened.
+    """
+    names = {rank: name for name, rank in ranks.items()}
+    return {
+        number: names[fault.place]
+        for number, fault in enumerate(faults)
+        if not fault.kind.is_of_node and fault.place in names and not fired >> number & 1
+    }
 
 
 def for_worker(faults: Sequence[Fault], rank: int, fired: int) -> str:

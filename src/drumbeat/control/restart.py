@@ -122,6 +122,45 @@ def decide(history: Sequence[Ended], max_restarts: int) -> Restart | GiveUp:
     return Restart(delay_s=min(2.0 ** (in_vain - 1), LONGEST_DELAY_S) if in_vain else 0.0)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EndedAlone:
+    """How one life of a process ended that can be started again without the others.
+
+    Attributes:
+        step: Finished steps of the job by then, as far as they are counted.
+        lived_s: How long it had lived.
+    """
+
+    step: int
+    lived_s: float
+
+
+def decide_alone(history: Sequence[EndedAlone], max_restarts: int) -> Restart | GiveUp:
+    """Whether a process that holds nothing the others miss is started again without them.
+
+    At most `max_restarts` times in a row without progress, with the delays of `decide`.
+    Progress is a step that the job has made meanwhile, or, as a script may make steps that
+    nobody counts, a life so long that the longest delay is a tenth of it.
+
+    Args:
+        history: How all of its lives in this attempt have ended, oldest first; at least one.
+        max_restarts: 0 for never.
+    """
+    if max_restarts == 0:
+        return GiveUp()
+    in_vain, step = 0, history[0].step
+    for number, ended in enumerate(history):
+        progressed = ended.step > step or ended.lived_s >= 10 * LONGEST_DELAY_S
+        in_vain = 0 if not number or progressed else in_vain + 1
+        step = max(step, ended.step)
+    if in_vain >= max_restarts:
+        return GiveUp(
+            why=f"It was started again {in_vain} times in a row, and the job made no progress. "
+            f"Give --max-restarts more than {in_vain} to try more often."
+        )
+    return Restart(delay_s=min(2.0 ** (in_vain - 1), LONGEST_DELAY_S) if in_vain else 0.0)
+
+
 def restarts_without_progress(history: Sequence[Ended]) -> int:
     """How many of the last attempts were restarts that got no further than those before."""
     count = furthest = 0

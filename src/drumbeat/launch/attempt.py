@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from drumbeat.cluster.identity import Identity
 from drumbeat.launch import environment
 from drumbeat.launch.console import Console
 from drumbeat.launch.injection import NodeInjector, of_node
+from drumbeat.launch.keeper import Keeper
 from drumbeat.launch.machine import Machine
 from drumbeat.launch.parent import WorkerRequest
 from drumbeat.launch.plan import LocalTask, cluster_of, local_tasks, sync_sizes
@@ -28,6 +30,10 @@ from drumbeat.state.progress import FD_VARIABLE as PROGRESS_VARIABLE
 from drumbeat.state.progress import Activity, ProgressPage, Request
 from drumbeat.state.step_times import StepTimes, TimesNote, worker_file
 
+SERVER = "drumbeat.training.server_task"
+"""Module that runs where there is a server in place of the script."""
+# Without it, calls of TensorFlow to a server that is gone wait for it for ever.
+_FAIL_FAST = {"GRPC_FAIL_FAST": "use_caller"}
 DRAIN_TIMEOUT_S = 0.5
 KILL_TIMEOUT_S = 10.0
 
@@ -100,18 +106,32 @@ class Attempt:
             ConfigError: A fault is to strike a worker that this job doesn't have.
         """
         settings, world_size = self._settings, self._cluster.world_size
+        if settings.has_servers:
+            world_size += len(self._cluster.jobs["ps"])
         if settings.min_nodes < settings.nodes:
             world_size = settings.workers * settings.nodes  # at some time
         faults.check_places(settings.faults, workers=world_size, nodes=settings.nodes)
-        if self._collectives == "mpi" and not self._settings.lone_task:
+        if self._collectives == "mpi" and not (settings.lone_task or settings.has_servers):
             self._pmi = self._serve_mpi()
         for task in self._tasks:
-            self._watch.add(await self._start(task))
-        if mine := of_node(settings.faults, settings.node_rank, self.fired):
+            keeper = self._keeper(task) if task.starts_alone else None
+            self._watch.add(await self._start(task), keeper)
+        self._inject()
+
+    def _inject(self) -> None:
+        """Sees to the faults that are to happen to this node and its servers."""
+        settings, parent = self._settings, self._parent
+        numbers = {task.name: task.number for task in self._tasks if task.is_server}
+        servers = faults.of_servers(settings.faults, numbers, self.fired)
+        mine = of_node(settings.faults, settings.node_rank, self.fired)
+        mine |= {number: settings.faults[number] for number in servers}
+        if mine:
             self._injector = NodeInjector(
                 mine,
-                pages=list(self._pages.values()),
-                signal_workers=self._parent.signal_workers,
+                servers=servers,
+                pages=self._trainers,
+                signal_workers=parent.signal_workers,
+                signal_worker=parent.signal_worker,
                 tell=self._client.tell,
                 note=self._console.note,
             )
@@ -144,6 +164,21 @@ class Attempt:
         """Asks the workers to end, all after the same step and with a snapshot of it."""
         for page in self._pages.values():
             page.request(Request.REGROUP)
+
+    def _keeper(self, task: LocalTask) -> Keeper:
+        return Keeper(
+            task,
+            start=self._start,
+            max_restarts=self._settings.max_restarts,
+            step=lambda: max((page.read().step for page in self._trainers), default=0),
+            note=self._console.note,
+            down=self._watch.down,
+        )
+
+    @property
+    def _trainers(self) -> list[ProgressPage]:
+        """Pages of the processes of this node that count steps."""
+        return [self._pages[task.name] for task in self._tasks if task.rank >= 0]
 
     async def let_end(self, grace_s: float, hurry: asyncio.Event) -> None:
         """Waits for workers that are about to end."""
@@ -225,7 +260,8 @@ class Attempt:
     @property
     def missed(self) -> list[str]:
         """Faults that were to strike here and have not, once `close` has returned."""
-        settings, ranks = self._settings, [task.rank for task in self._tasks]
+        settings = self._settings
+        ranks = [task.number if task.is_server else task.rank for task in self._tasks]
         return [
             str(fault)
             for number, fault in enumerate(settings.faults)
@@ -271,10 +307,14 @@ class Attempt:
         failure_path = folder / "failure.json"
         with contextlib.suppress(OSError):
             failure_path.unlink()  # of an earlier attempt, or an earlier run in the same folder
-        if self._number == 1:
+        is_first = task.name not in self._pages
+        if self._number == 1 and is_first:
             with contextlib.suppress(OSError):
                 worker_file(self._run_dir, task.name).unlink()
         heading = f"--- attempt {self._number} ---\n" if self._number > 1 else ""
+        if not is_first:
+            heading = "--- started again ---\n"
+            self._pages.pop(task.name).close()
         streams, fds = self._console.attach(task.name, folder / "output.log", heading)
         names: list[str] = []
         mpi: dict[str, str] | None = None
@@ -311,7 +351,7 @@ class Attempt:
         machine, settings = self._machine, self._settings
         worker = environment.worker_environment(
             environ=machine.environ,
-            share=machine.share(task.local_rank, len(self._tasks), settings.devices_per_worker),
+            share=self._share(task),
             chosen=self._chosen,
             identity=self._identity(task),
             tf_config=task.tf_config,
@@ -322,10 +362,11 @@ class Attempt:
         memory_path = str(shared_memory_path(self._mpi_name, number)) if mpi else ""
         return WorkerRequest(
             name=task.name,
-            command=settings.command,
-            is_module=settings.is_module,
-            args=list(settings.args),
+            command=SERVER if task.is_server else settings.command,
+            is_module=task.is_server or settings.is_module,
+            args=[] if task.is_server else list(settings.args),
             variables={
+                **(_FAIL_FAST if settings.has_servers else {}),
                 **self._console.variables(task.name),
                 **worker.variables,
                 faults.VARIABLE: faults.for_worker(settings.faults, task.rank, self.fired),
@@ -336,6 +377,13 @@ class Attempt:
             memory_path=memory_path,
             fd_variables=fd_variables,
         )
+
+    def _share(self, task: LocalTask) -> environment.Share:
+        devices = self._settings.devices_per_worker
+        share = self._machine.share(task.local_rank, len(self._tasks), devices)
+        if share.gpu is None or task.uses_devices:
+            return share
+        return dataclasses.replace(share, gpu=environment.NO_GPU)
 
     def _shared(self, task: LocalTask, page: ProgressPage) -> tuple[list[int], list[str]]:
         """Descriptors that stay open here too, and the variables that tell a worker of them."""
@@ -352,12 +400,14 @@ class Attempt:
 
     def _identity(self, task: LocalTask) -> Identity:
         settings = self._settings
-        on_node = len(self._tasks) - (settings.ps if settings.node_rank == 0 else 0)
+        # Those that train with each other; a chief of servers does alone.
+        others = settings.ps + settings.evaluator if settings.node_rank == 0 else 0
+        alone = settings.has_servers
         return Identity(
             rank=task.rank,
-            world_size=self._cluster.world_size,
-            local_rank=task.local_rank,
-            local_world_size=on_node,
+            world_size=1 if alone else self._cluster.world_size,
+            local_rank=0 if alone else task.local_rank,
+            local_world_size=1 if alone else len(self._tasks) - others,
             collectives=self._collectives,
             run_dir=str(self._run_dir),
             name=task.name,

@@ -233,6 +233,8 @@ class Attempts:
 
     async def _agree_on_collectives(self) -> str:
         machine, settings = self._machine, self._settings
+        if settings.has_servers:
+            return "tensorflow"  # its chief trains alone
         key = str(settings.node_rank)
         found = {f"gpus:{key}": str(len(machine.gpus)), f"mpi:{key}": str(int(machine.mpi))}
         everywhere = await self.meeting.client.fence("machines", found, settings.start_timeout_s)
@@ -373,4 +375,5 @@ class Attempts:
 
     @property
     def _world_size(self) -> int:
-        return sum(sync_sizes(self._settings, self.meeting.client.roster))
+        sizes = sync_sizes(self._settings, self.meeting.client.roster)
+        return sum(sizes) - self._settings.has_servers  # a chief of servers is no worker

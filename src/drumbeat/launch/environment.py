@@ -20,6 +20,8 @@ NVIDIA_SMI_TIMEOUT_S = 20.0
 # At start-up TensorFlow's C++ side remarks on CUDA libraries and CPU features, in every worker:
 # as INFO and WARNING, which 2 hides, and on machines without a GPU as an ERROR, which 3 hides.
 LOG_LEVEL_VARIABLE = "TF_CPP_MIN_LOG_LEVEL"
+NO_GPU = "-1"
+"""CUDA_VISIBLE_DEVICES of a process that shall not take any."""
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 ONEDNN_VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
 NONE_CHOSEN: Mapping[str, str] = {}

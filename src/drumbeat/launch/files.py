@@ -79,6 +79,7 @@ def describe_run(
         "nodes": settings.nodes,
         "workers": settings.workers,
         "ps": settings.ps,
+        "strategy": settings.chosen_strategy,
         "max_restarts": settings.max_restarts,
         "started": started,
         "versions": {

@@ -85,6 +85,7 @@ class HangWatch:
         self._start_s: dict[str, float] = {}
         self.killed: set[str] = set()
         self._lost: set[str] = set()
+        self._down: set[str] = set()
         self._look = asyncio.Event()
         self._base_s = 0.0
         # What other nodes have told, by their workers' names, and what they have been told.
@@ -97,6 +98,11 @@ class HangWatch:
         if worker.task.rank >= 0:
             self._workers[worker.task.name] = worker
             self._waiting[worker.task.name] = WaitingNote(worker.progress.fd)
+
+    def down(self, name: str, is_down: bool) -> None:
+        """Notes that a server is gone, or back: meanwhile, its coordinator may wait for it."""
+        (self._down.add if is_down else self._down.discard)(name)
+        self._base_s = time.monotonic()
 
     def heard(self, event: Mapping[str, Any]) -> None:
         """Takes in how a worker of another node stands."""
@@ -132,7 +138,7 @@ class HangWatch:
                 await asyncio.wait_for(self._look.wait(), POLL_S)
             self._look.clear()
             now_s = time.monotonic()
-            if now_s - last_s > _GAP_S:
+            if now_s - last_s > _GAP_S or self._down:
                 self._base_s = now_s
             last_s = now_s
             readings = [self._read(worker) for worker in self._workers.values()]

@@ -1,4 +1,4 @@
-"""Carries out, in an agent, the failures of whole nodes that `--inject` asks for."""
+"""Carries out, in an agent, the failures of nodes and servers that `--inject` asks for."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ from drumbeat.state.progress import ProgressPage
 POLL_S = 0.02
 _TELL_S = 0.1
 _SHELL = "/bin/sh"
+_SIGNALS = {
+    FaultKind.KILL: signal.SIGKILL,
+    FaultKind.STOP: signal.SIGSTOP,
+    FaultKind.CRASH: signal.SIGSEGV,
+}
 
 
 class NodeInjector:
@@ -24,8 +29,10 @@ class NodeInjector:
 
     Args:
         faults: Those that are still to happen to this node, by their number in the job.
+        servers: For those that happen to a server of it, the server's name.
         pages: Of this node's workers.
         signal_workers: Sends a signal to all of them.
+        signal_worker: Sends one to a server.
         tell: Sends an event to the other agents.
         note: Tells the user.
     """
@@ -34,15 +41,19 @@ class NodeInjector:
         self,
         faults: Mapping[int, Fault],
         *,
+        servers: Mapping[int, str],
         pages: Sequence[ProgressPage],
         signal_workers: Callable[[signal.Signals], None],
+        signal_worker: Callable[[str, signal.Signals], None],
         tell: Callable[[dict[str, Any]], Awaitable[None]],
         note: Callable[[str], None],
     ) -> None:
         self.fired = 0
         self._faults = dict(faults)
+        self._servers = servers
         self._pages = pages
         self._signal_workers = signal_workers
+        self._signal_worker = signal_worker
         self._tell = tell
         self._note = note
 
@@ -57,6 +68,9 @@ class NodeInjector:
     async def _strike(self, number: int, fault: Fault) -> None:
         self.fired |= 1 << number
         self._note(f"--inject {fault} strikes.")
+        if number in self._servers:
+            self._signal_worker(self._servers[number], _SIGNALS[fault.kind])
+            return
         # The others keep it in mind: the agent that comes in this one's place must not do it again.
         with contextlib.suppress(RendezvousError):
             await self._tell({"type": "fired", "fault": number})

@@ -24,6 +24,9 @@ class Layout:
         processes: How many; of parameter servers' workers, the servers.
         devices: Devices of each; None for all that the machine has.
         ps: Parameter servers of the job.
+        has_servers: Whether workers and ps are servers of the chief.
+        is_ours: Whether all of the job's tasks are drumbeat's to look after: none of them
+            serves a coordinator in a way of its own.
         notes: For the log.
     """
 
@@ -31,6 +34,8 @@ class Layout:
     processes: int
     devices: int | None
     ps: int
+    has_servers: bool = False
+    is_ours: bool = True
     notes: tuple[str, ...] = ()
 
 
@@ -74,8 +79,20 @@ def plan_layout(arguments: RunArguments, place: Place, workers: int) -> Layout:
         )
     if not decision.why.startswith("as") and (ps or (devices or 0) > 1):
         notes.append(str(decision))
+    with_ps = decision.name == names.PARAMETER_SERVER
+    if with_ps and place.platform is not None and processes > 1:
+        raise ConfigError(
+            f"-n is {processes}, but with the ps tasks of TF_CONFIG each of its tasks is one "
+            "process. Leave out -n."
+        )
     return Layout(
-        decision=decision, processes=processes, devices=devices, ps=ps, notes=tuple(notes)
+        decision=decision,
+        processes=processes,
+        devices=devices,
+        ps=ps,
+        has_servers=with_ps and not arguments.keep_tf_strategies,
+        is_ours=not (with_ps and arguments.keep_tf_strategies),
+        notes=tuple(notes),
     )
 
 

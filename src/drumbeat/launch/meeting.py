@@ -275,6 +275,8 @@ class Meeting:
                 "drumbeat": __version__,
                 "collectives": settings.collectives,
                 "ps": str(settings.ps),
+                "strategy": settings.chosen_strategy,
+                "devices_per_worker": str(settings.devices_per_worker),
                 "keep_tf_strategies": str(settings.keep_tf_strategies),
                 "strict_names": str(settings.strict_names),
                 "exact": str(settings.exact),
@@ -319,7 +321,7 @@ class Meeting:
         cluster = self._settings.platform
         if cluster is None:
             return ()
-        return tuple(f"{task} ({cluster.address(task)})" for task in cluster.sync_tasks)
+        return tuple(f"{task} ({cluster.address(task)})" for task in self._settings.platform_tasks)
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from drumbeat.cluster import strategy_names
 from drumbeat.cluster.address import parse_address
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.cluster.wording import shown
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """This node among the job's; the attributes are those of `RunSettings`."""
+    """This node among the job's; the attributes are those of `RunSettings`.
+
+    Its `platform_tasks` are `tasks` here.
+    """
 
     nodes: int = 1
     node_rank: int = 0
     rendezvous: tuple[str, int] | None = None
     platform: ClusterSpec | None = None
+    tasks: tuple[Task, ...] = ()
     lone_task: Task | None = None
     notes: tuple[str, ...] = ()
 
@@ -82,21 +87,46 @@ def _place_from_platform(arguments: RunArguments, cluster: ClusterSpec) -> Place
             f"--node-rank is {arguments.node_rank}, but TF_CONFIG says that this is {task}. Leave "
             "it out, or give --nodes as well to have TF_CONFIG ignored."
         )
-    rank = cluster.rank_of(task) if task.type in ("chief", "worker") else -1
-    if rank < 0:
+    is_lone = task.type == "evaluator" or (task.type == "ps" and not _serves(arguments, cluster))
+    if is_lone:
         note = f"This is {task} of TF_CONFIG: the script runs once, outside the workers' training."
         return Place(platform=cluster, lone_task=task, notes=(note,))
-    nodes = cluster.world_size
+    tasks = _tasks(arguments, cluster)
+    rank, nodes = tasks.index(task), len(tasks)
     notes = [f"TF_CONFIG: this is {task}, node {rank} of {nodes}."]
     if nodes == 1:
-        return Place(platform=cluster, notes=tuple(notes))
+        return Place(platform=cluster, tasks=tasks, notes=tuple(notes))
     if arguments.rendezvous is not None:
         address = _rendezvous(arguments.rendezvous)
     else:
         address = _rendezvous(cluster.address(cluster.chief))
     return Place(
-        nodes=nodes, node_rank=rank, rendezvous=address, platform=cluster, notes=tuple(notes)
+        nodes=nodes,
+        node_rank=rank,
+        rendezvous=address,
+        platform=cluster,
+        tasks=tasks,
+        notes=tuple(notes),
     )
+
+
+def _serves(arguments: RunArguments, cluster: ClusterSpec) -> bool:
+    """Whether the workers and ps of a platform's cluster are servers of its chief."""
+    asked = arguments.strategy in (strategy_names.AUTO, strategy_names.PARAMETER_SERVER)
+    return "ps" in cluster.jobs and asked and not arguments.keep_tf_strategies
+
+
+def _tasks(arguments: RunArguments, cluster: ClusterSpec) -> tuple[Task, ...]:
+    """The tasks whose agents meet, by node rank."""
+    if not _serves(arguments, cluster):
+        return cluster.sync_tasks
+    if "chief" not in cluster.jobs:
+        raise ConfigError(
+            "TF_CONFIG has ps tasks but no chief, which would run the script and coordinate the "
+            "others. Add a chief to the cluster, or give --strategy multi-worker to train in step, "
+            "without ps."
+        )
+    return (*cluster.sync_tasks, *(task for task in cluster.tasks if task.type == "ps"))
 
 
 def _rendezvous(text: str) -> tuple[str, int]:

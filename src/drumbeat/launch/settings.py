@@ -15,7 +15,7 @@ from pathlib import Path
 from drumbeat.cluster import strategy_names
 from drumbeat.cluster.averaging import Averaging
 from drumbeat.cluster.compression import Compress
-from drumbeat.cluster.faults import Fault, check_places, parse_all
+from drumbeat.cluster.faults import Fault, check_places, check_servers, parse_all
 from drumbeat.cluster.identity import AUTO_SHARES, DEFAULT_BACKUP_EVERY_S, parse_shares
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
@@ -26,7 +26,7 @@ from drumbeat.launch.checks import (
     check_numbers,
     note_on_late_options,
 )
-from drumbeat.launch.layout import plan_layout
+from drumbeat.launch.layout import Layout, plan_layout
 from drumbeat.launch.place import Place, find_place, token_of
 from drumbeat.launch.sizes import Range, check_shares, plan_sizes
 from drumbeat.state.folders import open_folder
@@ -37,6 +37,7 @@ DEFAULT_REJOIN_TIMEOUT_S = 600.0
 """Clouds and Kubernetes take minutes to replace a machine, and wait up to five between tries."""
 DEFAULT_GRACE_S = 25.0
 """Kubernetes and most clouds kill 30 s after their notice."""
+_NOT_OURS = "this is a task outside of drumbeat's training, or one with --keep-tf-strategies."
 EXACT_SEED = 0
 """Exact mode promises the same bytes for any number of workers, so also run after run."""
 
@@ -157,8 +158,9 @@ class RunSettings:
         grace_s: How long workers may take to save their state after SIGTERM.
         faults: Failures to rehearse; those that a worker or node of this job gets.
         platform: The cluster that TF_CONFIG described, if it decided the nodes.
-        lone_task: This process is a ps or an evaluator of the platform's
-            cluster: the script runs once, outside the synchronous training.
+        platform_tasks: The task of each node of such a cluster, by node rank.
+        lone_task: This process is a task of the platform's cluster that the others don't
+            wait for: the script runs once, outside of their training.
         notes: For the log.
         job_id: Of a job that goes on from its backups, 16 hexadecimal digits; "" for a new
             one.
@@ -201,14 +203,27 @@ class RunSettings:
     grace_s: float
     faults: tuple[Fault, ...] = ()
     platform: ClusterSpec | None = None
+    platform_tasks: tuple[Task, ...] = ()
     lone_task: Task | None = None
     notes: tuple[str, ...] = ()
     job_id: str = ""
     onednn: str = ""
 
     @property
+    def has_servers(self) -> bool:
+        """Whether workers and ps are servers of a chief, which alone runs the script."""
+        with_ps = self.chosen_strategy == strategy_names.PARAMETER_SERVER
+        return with_ps and not self.keep_tf_strategies and self.lone_task is None
+
+    @property
+    def has_own_servers(self) -> bool:
+        """Whether the script itself makes servers of workers and ps: they never end."""
+        with_ps = self.chosen_strategy == strategy_names.PARAMETER_SERVER
+        return with_ps and self.keep_tf_strategies and self.lone_task is None
+
+    @property
     def task_count(self) -> int:
-        """How many processes, and so ports, this node has."""
+        """How many ports this node needs: one for each process that is in the cluster."""
         chief_and_ps = 1 + self.ps if self.node_rank == 0 and self.ps else 0
         return self.workers + chief_and_ps
 
@@ -268,7 +283,7 @@ def plan_run(
         strategy=arguments.strategy,
         chosen_strategy=layout.decision.name,
         devices_per_worker=layout.devices,
-        evaluator=arguments.evaluator,
+        evaluator=arguments.evaluator and place.lone_task is None,
         nodes=place.nodes,
         min_nodes=min_nodes,
         node_rank=place.node_rank,
@@ -287,15 +302,16 @@ def plan_run(
         seed=EXACT_SEED if arguments.exact and arguments.seed is None else arguments.seed,
         start_timeout_s=arguments.start_timeout_s,
         collective_timeout_s=arguments.collective_timeout_s,
-        max_restarts=_max_restarts(arguments, place, notes),
+        max_restarts=_max_restarts(arguments, place, layout, notes),
         rejoin_timeout_s=arguments.rejoin_timeout_s,
         hang_timeout_s=arguments.hang_timeout_s,
         snapshot_every=arguments.snapshot_every,
-        backup_dir=_backup_dir(arguments, place, notes),
+        backup_dir=_backup_dir(arguments, place, layout, notes),
         backup_every_s=arguments.backup_every_s or DEFAULT_BACKUP_EVERY_S,
         grace_s=arguments.grace_s,
-        faults=_faults(arguments, place, workers),
+        faults=_faults(arguments, place, layout),
         platform=place.platform,
+        platform_tasks=place.tasks,
         lone_task=place.lone_task,
         notes=tuple(notes),
     )
@@ -314,43 +330,40 @@ def _averaging(
     return averaging
 
 
-def _max_restarts(arguments: RunArguments, place: Place, notes: list[str]) -> int:
-    """How often; 0 where there is anything but workers that train synchronously."""
-    on_platform = place.platform is not None and "ps" in place.platform.jobs
-    if place.lone_task or arguments.ps or on_platform:
+def _max_restarts(arguments: RunArguments, place: Place, layout: Layout, notes: list[str]) -> int:
+    """How often; 0 where there are tasks of which drumbeat knows nothing."""
+    if place.lone_task or not layout.is_ours:
         if arguments.max_restarts:
-            notes.append(
-                f"--max-restarts {arguments.max_restarts} has no effect: parameter servers and "
-                "evaluators hold state that no snapshot has."
-            )
+            notes.append(f"--max-restarts {arguments.max_restarts} has no effect: {_NOT_OURS}")
         return 0
     given = arguments.max_restarts
     return DEFAULT_MAX_RESTARTS if given is None else given
 
 
-def _faults(arguments: RunArguments, place: Place, workers: int) -> tuple[Fault, ...]:
+def _faults(arguments: RunArguments, place: Place, layout: Layout) -> tuple[Fault, ...]:
     faults = parse_all(arguments.inject)
-    if faults and (place.lone_task or arguments.ps):
+    if faults and (place.lone_task or not layout.is_ours):
         raise ConfigError(
-            "--inject strikes after steps of workers that train synchronously; with parameter "
-            "servers and evaluators there are none. Leave it out."
+            f"--inject strikes after training steps, but there are none: {_NOT_OURS} Leave it out."
         )
     # How many workers the other nodes have is known when they meet.
     others = 0 if place.nodes == 1 else MAX_PROCESSES
-    check_places(faults, workers=workers + others, nodes=place.nodes)
+    servers = layout.ps + 1 if layout.has_servers else 0
+    check_places(faults, workers=layout.processes + servers + others, nodes=place.nodes)
+    if layout.has_servers:
+        check_servers(faults, place.nodes)
     return faults
 
 
-def _backup_dir(arguments: RunArguments, place: Place, notes: list[str]) -> str | None:
+def _backup_dir(
+    arguments: RunArguments, place: Place, layout: Layout, notes: list[str]
+) -> str | None:
     """Its full name, which holds wherever a script changes its folder to."""
     if arguments.backup_dir is None:
         return None
     name = open_folder(arguments.backup_dir).name
-    if place.lone_task or arguments.ps:
-        notes.append(
-            "--backup-dir has no effect: backups are of workers that train synchronously. "
-            "In the script, tf.train.CheckpointManager saves what parameter servers hold."
-        )
+    if place.lone_task or not layout.is_ours:
+        notes.append(f"--backup-dir has no effect: {_NOT_OURS}")
         return None
     return name
 

@@ -104,7 +104,9 @@ class Tuner:
     @property
     def _measures(self) -> bool:
         machine, settings = self._machine, self._settings
-        if machine.cache is None or self._is_fixed or settings.lone_task or settings.ps:
+        if machine.cache is None or self._is_fixed or settings.lone_task:
+            return False
+        if settings.ps or settings.has_servers:
             return False
         if settings.onednn or set(TUNED) & set(machine.environ):
             return False  # it has been decided, or would be measured with other settings

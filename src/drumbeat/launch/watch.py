@@ -18,20 +18,22 @@ from drumbeat.control.restart import Kind
 from drumbeat.errors import Regrouped, RendezvousError
 from drumbeat.launch.failures import WHAT_LIMIT, Failure, explanation
 from drumbeat.launch.hangs import HangWatch
+from drumbeat.launch.keeper import Keeper
 from drumbeat.launch.meeting import Meeting
 from drumbeat.launch.plan import LocalTask
 from drumbeat.launch.processes import ParentError, ParentProcess
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.streams import WorkerStream, wait_closed
-from drumbeat.state.progress import ProgressPage
+from drumbeat.state.progress import Activity, ProgressPage, Request
 
 logger = logging.getLogger("drumbeat")
 
 # How long a failure that is only the echo of another waits for that other one.
 CAUSE_WAIT_S = 0.7
 _LAST_OUTPUT_S = 0.3
-# How long workers may go on after the chief where a platform has ps tasks: in synchronous
-# training they end by themselves, as servers of a coordinator they never do.
+_EVALUATOR_POLL_S = 0.2
+# How long workers may go on after the chief where a platform has ps tasks that are not ours to
+# end: in synchronous training they end by themselves, as servers of a coordinator they never do.
 _LINGER_S = 5.0
 _EVERY_WORKER = (
     "Every worker must make the strategy; look for code before it that depends on the rank, or "
@@ -66,20 +68,29 @@ class Watch:
         self._settings = settings
         self._parent = parent
         self._meeting = meeting
-        self._workers: list[Worker] = []
+        self._workers: dict[str, Worker] = {}
+        self._keepers: dict[str, Keeper] = {}
         self._failures: list[Failure] = []
         self._changed = asyncio.Event()
         self._aborts: dict[str, int] = {}
         self._untold: list[Failure] = []
         self._on_moves = on_moves
+        self._note = note
         self._hangs = HangWatch(settings, parent, meeting, note, patience)
         self.fired = 0
         """Faults of `--inject` that other agents have told of before they struck."""
 
-    def add(self, worker: Worker) -> None:
-        """Watches one more worker."""
-        self._workers.append(worker)
+    def add(self, worker: Worker, keeper: Keeper | None = None) -> None:
+        """Watches one more worker, which `keeper` starts again if it fails, if there is one."""
+        self._workers[worker.task.name] = worker
         self._hangs.add(worker)
+        if keeper is not None:
+            self._keepers[worker.task.name] = keeper
+
+    async def down(self, name: str, is_down: bool) -> None:
+        """Notes here and on the other nodes that a server is gone, or back."""
+        self._hangs.down(name, is_down)
+        await self._meeting.tell({"type": "down", "name": name, "is_down": is_down})
 
     def aborted(self, name: str, code: int, text: str) -> None:
         """Notes that a worker called MPI_Abort: it may be about to end, or unable to."""
@@ -147,7 +158,7 @@ class Watch:
             text=str(error),
             how="lost the process that starts its workers",
             kind=Kind.KILLED,
-            step=max((worker.progress.read().step for worker in self._workers), default=0),
+            step=max((worker.progress.read().step for worker in self._workers.values()), default=0),
         )
         await self._meeting.tell(failure.to_event())
         return failure
@@ -162,7 +173,7 @@ class Watch:
         """
         ends = {
             worker.task.name: asyncio.ensure_future(self._report_end(worker))
-            for worker in self._workers
+            for worker in self._workers.values()
         }
         events = asyncio.ensure_future(self._report_events())
         hangs = asyncio.ensure_future(self._report_hangs())
@@ -199,18 +210,35 @@ class Watch:
 
     async def _until_local_end(self, ends: Mapping[str, asyncio.Future[None]]) -> None:
         chief = ends.get("chief 0")
-        platform = self._settings.platform
-        if self._settings.lone_task:
-            await asyncio.gather(*ends.values())
-        elif self._settings.ps:
+        settings = self._settings
+        train = [end for name, end in ends.items() if not self._workers[name].task.is_evaluator]
+        if settings.has_servers or (settings.has_own_servers and settings.ps):
             if chief is not None:
                 await chief
-        elif platform is not None and {"chief", "ps"} <= platform.jobs.keys():
+        elif settings.has_own_servers:
             if chief is not None:
                 await chief
                 await asyncio.wait(ends.values(), timeout=_LINGER_S)
         else:
-            await asyncio.gather(*ends.values())
+            await asyncio.gather(*train)
+        for name, worker in self._workers.items():
+            if worker.task.is_evaluator and not self._failures:
+                await self._last_evaluation(ends[name], name)
+
+    async def _last_evaluation(self, end: asyncio.Future[None], name: str) -> None:
+        """Has an evaluator finish: within the grace, or as long as it evaluates."""
+        settings, clock = self._settings, asyncio.get_running_loop().time
+        self._workers[name].progress.request(Request.FINISH)
+        began_s = seen_s = clock()
+        while not end.done() and clock() - began_s < settings.collective_timeout_s:
+            await asyncio.wait({end}, timeout=_EVALUATOR_POLL_S)
+            if self._workers[name].progress.read().activity is Activity.EVALUATING:
+                seen_s = clock()
+            elif clock() - seen_s >= settings.grace_s:
+                break
+        if not end.done():
+            waited_s = clock() - began_s
+            self._note(f"{name} is ended: it went on for {waited_s:.0f} s after the training.")
 
     async def _wait_for_cause(self) -> None:
         """Gives the failure behind an echo the time to become known.
@@ -230,16 +258,32 @@ class Watch:
                 await asyncio.wait_for(self._changed.wait(), left_s)
 
     async def _report_end(self, worker: Worker) -> None:
+        """Returns at the last end of a worker, which may be started again before."""
+        keeper = self._keepers.get(worker.task.name)
         try:
-            code = await self._parent.end_of(worker.task.name)
+            while True:
+                code = await self._parent.end_of(worker.task.name)
+                if worker.task.name in self._hangs.killed:
+                    return
+                if code == 0 and not worker.task.is_server:
+                    return
+                failure = await self._failure_of(worker, code)
+                following = failure if keeper is None else await keeper.after(failure)
+                if isinstance(following, Failure):
+                    break
+                worker = self._workers[worker.task.name] = following
         except ParentError as error:
             self._record(await self.parent_lost(error))
             return
-        if code == 0 or worker.task.name in self._hangs.killed:
-            return
+        if following.consequence:
+            self._hangs.lost(worker.task.name)
+        self._record(following)
+        await self._meeting.tell(following.to_event())
+
+    async def _failure_of(self, worker: Worker, code: int) -> Failure:
         await wait_closed((worker.stdout, worker.stderr), _LAST_OUTPUT_S)
         note, progress = _note_of(worker.failure_path), worker.progress.read()
-        failure = Failure(
+        return Failure(
             name=worker.task.name,
             host=socket.gethostname(),
             # After MPI_Abort, MPI's own end fails and changes the exit code that was asked for.
@@ -247,14 +291,11 @@ class Watch:
             text=explanation(worker.stderr.tail_text(), worker.stdout.tail_text()),
             consequence=note.get("consequence") is True,
             kind=_kind_of(note),
+            how="" if code else "has ended, though nobody asked it to",
             what=f"{note['type']}: {note.get('message')}"[:WHAT_LIMIT] if "type" in note else "",
             step=progress.step,
             epoch=progress.epoch,
         )
-        if failure.consequence:
-            self._hangs.lost(worker.task.name)
-        self._record(failure)
-        await self._meeting.tell(failure.to_event())
 
     async def _report_hangs(self) -> None:
         try:
@@ -282,6 +323,8 @@ class Watch:
                     self._on_moves()
                 case "worker":
                     self._hangs.heard(event)
+                case "down":
+                    self._hangs.down(str(event.get("name")), event.get("is_down") is True)
                 case "failed":
                     failure = Failure.from_event(event)
                     if failure.kind is Kind.HANG:

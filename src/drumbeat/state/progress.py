@@ -62,6 +62,8 @@ class Request(enum.IntFlag):
     """The SIGTERM that follows is meant: end at once, whatever else a worker does upon it."""
     REGROUP = 4
     """Stop after a step that all workers have made and have a snapshot of: nodes have joined."""
+    FINISH = 8
+    """To an evaluator: the training has ended, so evaluate what is left and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
