@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from drumbeat.control.restart import Ended, GiveUp, Kind, Restart, decide
+from drumbeat.control.restart import (
+    Ended,
+    EndedAlone,
+    GiveUp,
+    Kind,
+    Restart,
+    decide,
+    decide_alone,
+)
 
 
 def ended(kind: Kind, step: int = 0, what: str = "", furthest: int | None = None) -> Ended:
@@ -117,3 +125,27 @@ def test_a_job_that_gets_smaller_or_larger_goes_on_at_once(kind):
     assert decide([killed, ended(kind, 9), ended(Kind.KILLED, 12)], 1) == Restart(delay_s=0.0)
     error = ended(Kind.EXCEPTION, 5, "ValueError: bad")
     assert isinstance(decide([error, moved, error], 10), GiveUp)
+
+
+@pytest.mark.parametrize(
+    ("lives", "max_restarts", "delay_s"),
+    [
+        ([(0, 1.0)], 10, 0.0),
+        ([(0, 1.0)] * 2, 10, 1.0),
+        ([(0, 1.0)] * 5, 10, 8.0),
+        ([(0, 1.0)] * 9, 10, 30.0),
+        ([(7, 1.0), (8, 1.0), (9, 1.0)], 10, 0.0),  # the job makes steps meanwhile
+        ([(7, 1.0), (9, 1.0), (9, 1.0)], 10, 1.0),
+        ([(0, 400.0)] * 50, 10, 0.0),  # nobody counts its steps, but it lives long
+        ([(0, 1.0)] * 3, 2, None),
+        ([(0, 1.0)], 0, None),
+    ],
+)
+def test_what_can_be_missed_is_started_again_alone(lives, max_restarts, delay_s):
+    history = [EndedAlone(step=step, lived_s=lived_s) for step, lived_s in lives]
+    decision = decide_alone(history, max_restarts)
+    if delay_s is not None:
+        assert decision == Restart(delay_s=delay_s)
+    else:
+        assert isinstance(decision, GiveUp)
+        assert ("2 times in a row" in decision.why) is (max_restarts == 2)

@@ -399,7 +399,7 @@ def test_ten_jobs_at_once_have_no_port_in_common(jobs):
     assert len(set(ports)) == 20
 
 
-def test_ps_and_workers_end_with_the_chief(jobs):
+def test_ps_and_workers_with_servers_of_their_own_end_with_the_chief(jobs):
     result = jobs.run(
         """
         import json, os, time
@@ -407,7 +407,7 @@ def test_ps_and_workers_end_with_the_chief(jobs):
         print("rank", os.environ["DRUMBEAT_RANK"], "of", os.environ["DRUMBEAT_WORLD_SIZE"])
         time.sleep(1 if task["type"] == "chief" else 100)
         """,
-        options=("-n", "2", "--ps", "1"),
+        options=("-n", "2", "--ps", "1", "--keep-tf-strategies"),
     )
     assert result.code == 0, result.out
     for line in ("[chief 0] rank 0 of 3", "[worker 1] rank 2 of 3", "[ps 0] rank -1 of 3"):
@@ -423,7 +423,7 @@ def test_a_ps_that_fails_ends_the_job(jobs):
             raise MemoryError("ps is full")
         time.sleep(100)
         """,
-        options=("-n", "1", "--ps", "1"),
+        options=("-n", "1", "--ps", "1", "--keep-tf-strategies"),
     )
     assert result.code == 1
     assert result.report.startswith("ps 0 on")

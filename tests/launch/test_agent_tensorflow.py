@@ -51,37 +51,6 @@ def test_forked_workers_train(tensorflow_jobs):
     assert "Epoch 2/2" in result.log("worker-1")
 
 
-def test_tensorflow_servers_get_the_reserved_ports(tensorflow_jobs):
-    result = tensorflow_jobs.run(
-        """
-        import tensorflow as tf
-        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-        if resolver.task_type != "chief":
-            server = tf.distribute.Server(
-                resolver.cluster_spec(), resolver.task_type, resolver.task_id, protocol="grpc"
-            )
-            server.join()
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
-        coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        with strategy.scope():
-            total = tf.Variable(0.0)
-        print("on", total.device)
-        add = tf.function(lambda: total.assign_add(1.0))
-        for _ in range(10):
-            coordinator.schedule(add)
-        coordinator.join()
-        print("total", total.numpy())
-        """,
-        preload="imports",
-        options=("-n", "1", "--ps", "1"),
-        env=THREADS,
-        timeout_s=100,
-    )
-    assert result.code == 0, result.out
-    assert "[chief 0] on /job:ps" in result.out
-    assert "[chief 0] total 10.0" in result.out
-
-
 def test_ctrl_c_while_tensorflow_is_imported(tensorflow_jobs):
     job = tensorflow_jobs.start(tensorflow_jobs.script("1"), preload="imports")
     time.sleep(1.5)

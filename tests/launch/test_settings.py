@@ -46,32 +46,50 @@ def test_too_many_workers_are_allowed_with_a_warning(arguments):
 
 
 @pytest.mark.parametrize(
-    ("kind", "index", "rank"), [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)]
+    ("kind", "index", "rank"),
+    [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2), ("ps", 0, 3)],
 )
 def test_a_platforms_tf_config_needs_no_argument(arguments, kind, index, rank):
-    settings = plan(arguments, {**tf_config(kind, index), **TOKEN})
-    assert (settings.nodes, settings.node_rank, settings.workers) == (3, rank, 1)
+    env = {**tf_config(kind, index), **TOKEN}
+    settings = plan(arguments, env)
+    # The ps tasks are looked after like the workers.
+    assert (settings.nodes, settings.node_rank, settings.workers) == (4, rank, 1)
     assert settings.rendezvous == ("a", 1)
     assert settings.token == "secret"
-    assert settings.lone_task is None
+    assert (settings.lone_task, settings.has_servers) == (None, True)
+    if kind != "ps":
+        in_step = plan(arguments, env, strategy="multi-worker")
+        assert (in_step.nodes, in_step.node_rank, in_step.has_servers) == (3, rank, False)
 
 
-def test_a_platforms_ps_runs_the_script_once_and_needs_no_token(arguments):
-    settings = plan(arguments, tf_config("ps", 0))
-    assert str(settings.lone_task) == "ps 0"
-    assert settings.nodes == 1
+@pytest.mark.parametrize(
+    ("task", "more", "is_idle"),
+    [
+        (("evaluator", 0), {}, False),
+        (("ps", 0), {"keep_tf_strategies": True}, False),
+        (("ps", 0), {"strategy": "multi-worker"}, True),
+    ],
+)
+def test_tasks_that_nobody_waits_for_run_the_script_once_and_need_no_token(
+    arguments, task, more, is_idle
+):
+    settings = plan(arguments, tf_config(*task), **more)
+    assert str(settings.lone_task) == "{} {}".format(*task)
+    assert (settings.nodes, settings.is_idle, settings.has_servers) == (1, is_idle, False)
     with pytest.raises(ConfigError, match="runs the script once, but 2 workers"):
-        plan(arguments, tf_config("ps", 0), workers=2)
+        plan(arguments, tf_config(*task), workers=2, **more)
 
 
-def test_only_workers_that_share_their_state_are_started_again(arguments):
+def test_what_drumbeat_does_not_look_after_is_not_started_again(arguments):
     assert plan(arguments).max_restarts == 10
     assert plan(arguments, max_restarts=0).max_restarts == 0
     for env, more in (({}, {"ps": 1}), (tf_config("ps", 0), {}), (tf_config("chief", 0), {})):
-        settings = plan(arguments, {**env, **TOKEN}, **more)
-        assert settings.max_restarts == 0
-        assert "has no effect" not in " ".join(settings.notes)
-        asked = plan(arguments, {**env, **TOKEN}, **more, max_restarts=3)
+        env = {**env, **TOKEN}
+        assert plan(arguments, env, **more).max_restarts == 10
+        kept = plan(arguments, env, **more, keep_tf_strategies=True)
+        assert kept.max_restarts == 0
+        assert "has no effect" not in " ".join(kept.notes)
+        asked = plan(arguments, env, **more, keep_tf_strategies=True, max_restarts=3)
         assert asked.max_restarts == 0
         assert "--max-restarts 3 has no effect" in " ".join(asked.notes)
 
@@ -128,7 +146,12 @@ def test_arguments_win_over_tf_config_and_the_log_says_so(arguments):
         ({"max_restarts": -1}, "--max-restarts is -1"),
         ({"collective_timeout_s": float("nan")}, "--collective-timeout is nan"),
         ({"inject": ("kill:rank=1,step=3",)}, "--inject kill.* no rank 1 in a job of 1 worker"),
-        ({"ps": 1, "inject": ("kill:rank=0,step=3",)}, "--inject strikes .* Leave it out"),
+        (
+            {"ps": 1, "keep_tf_strategies": True, "inject": ("kill:rank=0,step=3",)},
+            "--inject strikes .* Leave it out",
+        ),
+        ({"ps": 1, "inject": ("oom:rank=1,step=3",)}, "rank 1 is a server.* kill, stop, crash"),
+        ({"ps": 1, "inject": ("kill:rank=3,step=3",)}, "no rank 3 in a job of 3 workers"),
         ({"command": ()}, "What should run"),
         ({"command": ("folder",)}, "folder is a folder; expected a Python script"),
         ({"command": ("train",)}, "did you mean train.py"),
@@ -206,6 +229,9 @@ def test_mistakes_in_the_environment(arguments):
         plan(arguments, {**tf_config("worker", 0), "DRUMBEAT_TOKEN": " "})
     with pytest.raises(ConfigError, match="TF_CONFIG says that this is worker 0"):
         plan(arguments, {**tf_config("worker", 0), **TOKEN}, node_rank=1)
+    headless = {"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "ps", "index": 0}}
+    with pytest.raises(ConfigError, match="ps tasks but no chief.*--strategy multi-worker"):
+        plan(arguments, {"TF_CONFIG": json.dumps(headless), **TOKEN})
 
 
 @pytest.mark.parametrize(
@@ -256,8 +282,9 @@ def test_the_folder_for_backups_gets_its_full_name(arguments, tmp_path, given, n
     assert plan(arguments, backup_dir=given).backup_dir == expected
 
 
-def test_parameter_servers_have_no_backups_and_that_is_said(arguments):
-    settings = plan(arguments, ps=1, backup_dir="backups")
+def test_without_backups_that_is_said(arguments):
+    assert plan(arguments, ps=1, backup_dir="backups").backup_dir is not None
+    settings = plan(arguments, ps=1, backup_dir="backups", keep_tf_strategies=True)
     assert settings.backup_dir is None
     assert any("--backup-dir has no effect" in note for note in settings.notes)
 

@@ -222,10 +222,22 @@ class RunSettings:
         return with_ps and self.keep_tf_strategies and self.lone_task is None
 
     @property
+    def is_idle(self) -> bool:
+        """Whether this is a ps of a platform's cluster that is to train without any."""
+        task = self.lone_task
+        in_step = self.chosen_strategy == strategy_names.MULTI_WORKER
+        return task is not None and task.type == "ps" and in_step and not self.keep_tf_strategies
+
+    @property
     def task_count(self) -> int:
         """How many ports this node needs: one for each process that is in the cluster."""
         chief_and_ps = 1 + self.ps if self.node_rank == 0 and self.ps else 0
         return self.workers + chief_and_ps
+
+    @property
+    def process_count(self) -> int:
+        """How many processes this node has."""
+        return self.task_count + (self.evaluator and self.node_rank == 0)
 
 
 def plan_run(

@@ -94,6 +94,9 @@ def supervise(
     settings = plan_run(arguments, environ, cpus=usable, now=now)
     if settings.backup_dir is not None and settings.node_rank == 0:
         settings = _with_seed_of_backup(settings, settings.backup_dir)
+    if settings.is_idle:
+        print(f"[drumbeat] {settings.lone_task} has nothing to do in multi-worker training.")
+        return Outcome(code=0)
     run_dir = files.make_run_dir(settings)
     machine = Machine(
         cpus=cpus,
@@ -106,7 +109,7 @@ def supervise(
     )
     console = Console(output_fd, environ)
     note = console.note
-    tuner = Tuner(settings, machine, machine.share(0, settings.task_count), run_dir, note)
+    tuner = Tuner(settings, machine, machine.share(0, settings.process_count), run_dir, note)
     forker = Forker(settings, tuner, preload=preload, run_dir=run_dir, note=note)
     forker.begin()
     # While that process imports TensorFlow, this one imports what it needs itself.
