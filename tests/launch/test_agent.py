@@ -503,10 +503,17 @@ def test_a_full_disk_does_not_end_the_training(jobs):
 
 
 @pytest.mark.parametrize("leader", ["chief", "worker"])
-@pytest.mark.parametrize("task", ["ps", "evaluator"])
-def test_a_platforms_other_tasks_run_the_script_once(jobs, leader, task):
+@pytest.mark.parametrize(
+    ("task", "options", "says"),
+    [
+        ("ps", ("--keep-tf-strategies",), "[ps 0] ran"),
+        ("ps", ("--strategy", "multi-worker"), "ps 0 has nothing to do"),
+        ("evaluator", (), "[evaluator 0] ran"),
+    ],
+)
+def test_a_platforms_other_tasks_run_the_script_once(jobs, leader, task, options, says):
     cluster = {leader: ["127.0.0.1:2350"], "ps": ["127.0.0.1:2351"]}
     config = {"cluster": cluster, "task": {"type": task, "index": 0}}
-    result = jobs.run("print('ran')", options=(), env={"TF_CONFIG": json.dumps(config)})
+    result = jobs.run("print('ran')", options=options, env={"TF_CONFIG": json.dumps(config)})
     assert result.code == 0
-    assert f"[{task} 0] ran" in result.out
+    assert says in result.out
