@@ -27,7 +27,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-oldest bench chaos recovery guarantees check format lock clean
+.PHONY: help setup demo test test-slow test-old-scripts test-oldest bench chaos recovery guarantees check format lock clean
 
 help: ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [N=workers of the demo] [ARGS='for pytest or the demo']"
@@ -48,6 +48,9 @@ test: $(STAMP) ## Run the tests, without the slow ones
 
 test-slow: $(STAMP) ## Run only the slow tests
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-old-scripts: $(STAMP) ## Run scripts of TensorFlow 2.0 to 2.15 unmodified, on 1 and 2 workers (6 min)
+	@$(BIN)/python -m pytest tests/old_scripts $(ARGS)
 
 test-oldest: $(OLDEST)/.installed ## Run the TensorFlow tests against the oldest supported Keras
 	@$(OLDEST)/bin/python -m pytest -m "tensorflow and not slow" $(ARGS)

@@ -271,6 +271,14 @@ GET_FILE = Old(
 )
 
 
+NOTEBOOK = Old(
+    name="get_ipython",
+    since="the notebook was made a script",
+    now="drumbeat runs cells that are timed, writes those that are files, and leaves out the rest",
+    write="what is to be run as Python, and install packages before the run",
+)
+
+
 def table() -> Iterator[Old]:
     """All of them, in the order of docs/old-scripts.md."""
     for name in MOVED:
@@ -287,3 +295,4 @@ def table() -> Iterator[Old]:
     for function, (arguments, _) in DROPPED.items():
         yield from (dropped(function, argument) for argument in arguments)
     yield from (CHECKPOINT_PATH, SAVE_FOLDER, LOAD_FOLDER, SAVE_WEIGHTS, LOAD_WEIGHTS, GET_FILE)
+    yield NOTEBOOK

@@ -244,6 +244,19 @@ def files_with_full_paths() -> None:
     assert module.get_file is tf.keras.utils.get_file
 
 
+@check
+def notebooks() -> None:
+    shell = get_ipython()  # type: ignore[name-defined]  # noqa: F821
+    assert shell.getoutput("exit 1") == []
+    shell.run_line_magic("matplotlib", "inline")
+    shell.run_cell_magic("time", "", "timed = 3")
+    assert globals()["timed"] == 3
+    shell.run_cell_magic("writefile", "-a cell.py", "print(1)")
+    assert Path("cell.py").read_text(encoding="utf-8") == "print(1)"
+    shell.run_cell_magic("bash", "", "touch never")
+    assert not Path("never").exists()
+
+
 def main() -> None:
     install()
     found = {}

@@ -1,0 +1,42 @@
+"""Each script here is one habit of TensorFlow 2.0 to 2.15; all run unmodified under drumbeat."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if not path.name.startswith("test_"))
+_WEIGHTS = re.compile(r"^weights (\[.*\])$", re.MULTILINE)
+DEADLINE_S = 240
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(DEADLINE_S + 30)]
+
+
+def weights_after(script: Path, workers: int, folder: Path, *options: str) -> list[str]:
+    """Runs a script and returns what each worker printed of its weights at the end."""
+    command = [sys.executable, "-m", "drumbeat", "run", "-n", str(workers), *options]
+    command += ["--run-dir", "run", str(script)]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    logs = [folder / "run" / f"worker-{rank}" / "output.log" for rank in range(workers)]
+    found = [_WEIGHTS.findall(log.read_text(encoding="utf-8")) for log in logs]
+    assert all(len(lines) == 1 for lines in found), found
+    return [lines[0] for lines in found]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_it_runs_and_all_workers_end_alike(script: Path, workers: int, tmp_path: Path) -> None:
+    weights = weights_after(script, workers, tmp_path)
+    assert len(set(weights)) == 1, weights
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(SCRIPTS) >= 20
