@@ -7,27 +7,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 OLDEST := .venv-oldest
+JAX := .venv-jax
 # The lowest Keras that pyproject.toml allows; `make test-oldest` runs against it.
 OLDEST_KERAS := 3.12
 CHECKED := src tests examples tools benchmarks
 
 PIP_FLAGS := --quiet --quiet --disable-pip-version-check
-PIP_LOCKED := $(PIP_FLAGS) --require-hashes --requirement requirements.lock
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-# A function of the environment's folder: the locked packages, then drumbeat itself, editable.
+# A function of the environment's folder, the lock, and how large it is: the locked packages, then
+# drumbeat itself, editable.
 define install
 @$(PYTHON) tools/check_python.py
-@echo "Installing the locked packages into $(1) (about a minute, 2.5 GB)"
+@echo "Installing the locked packages into $(1) (about a minute, $(3))"
 @$(PYTHON) -m venv --clear $(1) || { \
   echo "$(PYTHON) can't make a virtual environment. On Debian or Ubuntu: apt-get install python3-venv" >&2; \
   exit 1; }
-@$(1)/bin/pip install $(PIP_LOCKED)
+@$(1)/bin/pip install $(PIP_FLAGS) --require-hashes --requirement $(2)
 @$(1)/bin/pip install $(PIP_FLAGS) --no-deps --no-build-isolation --editable .
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-old-scripts test-oldest bench chaos recovery guarantees check format lock clean
+.PHONY: help setup demo test test-slow test-old-scripts test-oldest test-jax bench chaos recovery guarantees check format lock clean
 
 help: ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [N=workers of the demo] [ARGS='for pytest or the demo']"
@@ -37,7 +38,7 @@ help: ## List the targets
 setup: $(STAMP) ## Make .venv with the locked packages, when pyproject.toml or the lock changed
 
 $(STAMP): pyproject.toml requirements.lock tools/check_python.py
-	$(call install,$(VENV))
+	$(call install,$(VENV),requirements.lock,2.5 GB)
 	@touch $@
 
 demo: $(STAMP) ## Train a small CNN on handwritten digits with N=2 workers
@@ -56,8 +57,15 @@ test-oldest: $(OLDEST)/.installed ## Run the TensorFlow tests against the oldest
 	@$(OLDEST)/bin/python -m pytest -m "tensorflow and not slow" $(ARGS)
 
 $(OLDEST)/.installed: pyproject.toml requirements.lock tools/check_python.py
-	$(call install,$(OLDEST))
+	$(call install,$(OLDEST),requirements.lock,2.5 GB)
 	@$(OLDEST)/bin/pip install $(PIP_FLAGS) --no-deps "keras==$(OLDEST_KERAS).*"
+	@touch $@
+
+test-jax: $(JAX)/.installed ## Run the tests of --backend jax, in an environment with JAX
+	@$(JAX)/bin/python -m pytest tests/launch/test_jax.py $(ARGS)
+
+$(JAX)/.installed: pyproject.toml requirements-jax.lock tools/check_python.py
+	$(call install,$(JAX),requirements-jax.lock,0.8 GB)
 	@touch $@
 
 bench: $(STAMP) ## Compare with other ways to train (40 min, 2 idle cores; ARGS='--quick' 5 min, --write)
@@ -84,16 +92,20 @@ check: $(STAMP) ## Lint, formatting, types and the direction of imports
 format: $(STAMP) ## Format the code and mend what the linter can
 	@$(BIN)/ruff check --quiet --fix $(CHECKED); $(BIN)/ruff format --quiet $(CHECKED)
 
-lock: ## Write requirements.lock anew from pyproject.toml
+lock: ## Write requirements.lock and requirements-jax.lock anew from pyproject.toml
 	@$(PYTHON) tools/check_python.py
 	@$(PYTHON) -m venv build/lock-venv
 	@build/lock-venv/bin/pip install $(PIP_FLAGS) uv
 	@build/lock-venv/bin/uv pip compile pyproject.toml --output-file requirements.lock --upgrade \
 	  --quiet --universal --python-version 3.10 --extra dev --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make lock"
-	@! grep -nE '://|^-' requirements.lock || { \
+	@build/lock-venv/bin/uv pip compile --group pyproject.toml:test-jax --upgrade \
+	  --constraint requirements.lock --output-file requirements-jax.lock \
+	  --quiet --universal --python-version 3.10 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make lock"
+	@! grep -nE '://|^-' requirements.lock requirements-jax.lock || { \
 	  echo "requirements.lock names an index; it must hold names, versions and hashes only." >&2; exit 1; }
 
 clean: ## Remove the environments, caches and builds; runs/ stays
-	@rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) $(OLDEST) $(JAX) build dist .pytest_cache .ruff_cache .hypothesis
 	@find $(CHECKED) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -14,9 +14,10 @@ from drumbeat.cli.tune import tune
 from drumbeat.cluster import strategy_names
 from drumbeat.cluster.averaging import OUTER_METAVAR
 from drumbeat.cluster.compression import METAVAR
-from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, EXACT_SHARDS
+from drumbeat.cluster.identity import DEFAULT_BACKUP_EVERY_S, EXACT_SHARDS, TENSORFLOW
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
-from drumbeat.launch import parent, settings
+from drumbeat.launch import settings
+from drumbeat.launch.backends import preload_of
 from drumbeat.launch.sizes import parse_workers
 from drumbeat.launch.start import run_job
 
@@ -125,6 +126,15 @@ def run(
             rich_help_panel=_STRATEGY,
         ),
     ] = None,
+    backend: Annotated[
+        str,
+        typer.Option(
+            "--backend",
+            metavar="tensorflow|jax",
+            help="Keras's. jax: several processes for keras.distribution (docs/strategies.md).",
+            rich_help_panel=_STRATEGY,
+        ),
+    ] = TENSORFLOW,
     evaluator: Annotated[
         bool,
         typer.Option(
@@ -376,6 +386,7 @@ def run(
         strategy=strategy,
         devices_per_worker=devices_per_worker,
         processes_per_node=processes_per_node,
+        backend=backend,
         evaluator=evaluator,
         nodes=nodes,
         node_rank=node_rank,
@@ -403,7 +414,7 @@ def run(
         inject=tuple(inject or ()),
     )
     raise typer.Exit(
-        run_job(arguments, dict(os.environ), argv=sys.argv, preload=parent.DEFAULT_PRELOAD)
+        run_job(arguments, dict(os.environ), argv=sys.argv, preload=preload_of(backend))
     )
 
 

@@ -14,7 +14,10 @@ from drumbeat.cluster.averaging import Averaging
 from drumbeat.cluster.compression import Compress
 from drumbeat.errors import ConfigError
 
-COLLECTIVES = ("mpi", "tensorflow")
+TENSORFLOW, JAX = "tensorflow", "jax"
+BACKENDS = (TENSORFLOW, JAX)
+"""Of Keras."""
+COLLECTIVES = ("mpi", "tensorflow", "jax")
 AUTO_SHARES = "auto"
 JIT_CHOICES = ("auto", "on", "off")
 """Whether XLA compiles the parts of a training step."""
@@ -36,7 +39,8 @@ class Identity:
         world_size: How many workers train together.
         local_rank: Position among the workers of the same node, from 0.
         local_world_size: Workers on this node.
-        collectives: "mpi" or "tensorflow".
+        collectives: "mpi" or "tensorflow"; "jax" where that is Keras's backend, and does all
+            by itself.
         run_dir: Folder of this run; each worker owns `<run_dir>/<name>/` in it.
         name: How logs call the process, such as "worker 1" or "ps 0".
         timeout_s: Deadline of one collective, seconds.

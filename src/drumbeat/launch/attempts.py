@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+from drumbeat.cluster.identity import JAX
 from drumbeat.control import hang
 from drumbeat.control.restart import GiveUp, Kind, decide
 from drumbeat.errors import PREEMPTED_CODE, RendezvousError
@@ -235,6 +236,8 @@ class Attempts:
         machine, settings = self._machine, self._settings
         if settings.has_servers:
             return "tensorflow"  # its chief trains alone
+        if settings.backend == JAX:
+            return JAX
         key = str(settings.node_rank)
         found = {f"gpus:{key}": str(len(machine.gpus)), f"mpi:{key}": str(int(machine.mpi))}
         everywhere = await self.meeting.client.fence("machines", found, settings.start_timeout_s)

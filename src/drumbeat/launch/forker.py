@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from drumbeat.cluster.identity import JAX, TENSORFLOW
 from drumbeat.launch.processes import ParentError, ParentProcess
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.tuner import Tuner
 
 PARENT_TRIES = 5
+_LIBRARIES = {TENSORFLOW: "TensorFlow", JAX: "JAX"}
 SLOW_START_S = 8.0  # After this long without a sign, say what is going on.
 
 
@@ -87,7 +89,9 @@ class Forker:
                 self.parent.kill()
                 self.begin()
             slow = asyncio.get_running_loop().call_later(
-                SLOW_START_S, self._note, "Loading TensorFlow takes its time on this machine…"
+                SLOW_START_S,
+                self._note,
+                f"Loading {_LIBRARIES[self._settings.backend]} takes its time on this machine…",
             )
             try:
                 await self.parent.ready(self._settings.start_timeout_s)

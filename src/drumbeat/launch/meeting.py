@@ -273,6 +273,7 @@ class Meeting:
             boot_id=_boot_id(),
             settings={
                 "drumbeat": __version__,
+                "backend": settings.backend,
                 "collectives": settings.collectives,
                 "ps": str(settings.ps),
                 "strategy": settings.chosen_strategy,

@@ -34,6 +34,8 @@ from drumbeat.launch import worker
 
 # Imports TensorFlow and Keras; its `install()` makes their strategies and `fit` drumbeat's.
 DEFAULT_PRELOAD = "drumbeat.training.unmodified"
+# Imports JAX and Keras; its `install()` makes the workers one for JAX.
+JAX_PRELOAD = "drumbeat.training.jax_processes"
 LEFTOVER_GRACE_S = 1.0
 _POLL_S = 0.05
 _MAX_FDS = 16

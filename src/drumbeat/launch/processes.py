@@ -97,8 +97,8 @@ class ParentProcess:
             await asyncio.wait_for(asyncio.shield(self._is_ready), timeout_s)
         except asyncio.TimeoutError:
             raise ParentError(
-                f"Importing TensorFlow took longer than {timeout_s:g} s; nothing was started. Is "
-                "the disk or the machine very slow? --start-timeout allows more time."
+                f"Importing what workers need took longer than {timeout_s:g} s; nothing was "
+                "started. Is the disk or the machine very slow? --start-timeout allows more time."
                 f"{self._log_tail()}"
             ) from None
 

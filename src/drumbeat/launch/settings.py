@@ -16,10 +16,11 @@ from drumbeat.cluster import strategy_names
 from drumbeat.cluster.averaging import Averaging
 from drumbeat.cluster.compression import Compress
 from drumbeat.cluster.faults import Fault, check_places, check_servers, parse_all
-from drumbeat.cluster.identity import AUTO_SHARES, DEFAULT_BACKUP_EVERY_S, parse_shares
+from drumbeat.cluster.identity import AUTO_SHARES, DEFAULT_BACKUP_EVERY_S, TENSORFLOW, parse_shares
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
 from drumbeat.errors import ConfigError
+from drumbeat.launch.backends import check_backend
 from drumbeat.launch.checks import (
     MAX_PROCESSES,
     check_command,
@@ -52,6 +53,7 @@ class RunArguments:
         workers: Workers on this node, or the range for the whole job.
         ps: Parameter servers.
         strategy: One of `strategy_names.CHOICES`.
+        backend: Of Keras, one of `identity.BACKENDS`.
         devices_per_worker: Devices of each worker.
         processes_per_node: Processes that share the devices of a node.
         evaluator: Whether there is an evaluator.
@@ -86,6 +88,7 @@ class RunArguments:
     workers: int | Range | None = None
     ps: int | None = None
     strategy: str = strategy_names.AUTO
+    backend: str = TENSORFLOW
     devices_per_worker: int | None = None
     processes_per_node: int | None = None
     evaluator: bool = False
@@ -125,6 +128,7 @@ class RunSettings:
         args: The script's own arguments.
         workers: Workers on this node, at least 1.
         ps: Parameter servers, all on node 0.
+        backend: Of Keras, one of `identity.BACKENDS`.
         strategy: As asked for, one of `strategy_names.CHOICES`.
         chosen_strategy: What came of it, one of `strategy_names.NAMES`.
         devices_per_worker: Devices of each process; None for all that the machine has.
@@ -172,6 +176,7 @@ class RunSettings:
     args: tuple[str, ...]
     workers: int
     ps: int
+    backend: str
     strategy: str
     chosen_strategy: str
     devices_per_worker: int | None
@@ -261,6 +266,7 @@ def plan_run(
         )
     check_numbers(arguments)
     check_command(arguments)
+    check_backend(arguments)
     place = find_place(arguments, env)
     asked_workers, min_nodes = plan_sizes(arguments, place)
     shares = parse_shares(arguments.shares or "")
@@ -292,6 +298,7 @@ def plan_run(
         args=arguments.command[1:],
         workers=workers,
         ps=ps,
+        backend=arguments.backend,
         strategy=arguments.strategy,
         chosen_strategy=layout.decision.name,
         devices_per_worker=layout.devices,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drumbeat.launch import environment, files
+from drumbeat.launch.backends import environ_of
 from drumbeat.launch.console import Console
 from drumbeat.launch.forker import Forker
 from drumbeat.launch.machine import Machine, cpu_limit
@@ -90,6 +91,7 @@ def supervise(
     """
     cpus, limit = allowed_cpus(), cpu_limit()
     now = datetime.now()
+    environ, backend_note = environ_of(arguments.backend, environ)
     usable = len(cpus) if limit is None else min(len(cpus), math.ceil(limit))
     settings = plan_run(arguments, environ, cpus=usable, now=now)
     if settings.backup_dir is not None and settings.node_rank == 0:
@@ -109,6 +111,8 @@ def supervise(
     )
     console = Console(output_fd, environ)
     note = console.note
+    if backend_note:
+        note(backend_note)
     tuner = Tuner(settings, machine, machine.share(0, settings.process_count), run_dir, note)
     forker = Forker(settings, tuner, preload=preload, run_dir=run_dir, note=note)
     forker.begin()

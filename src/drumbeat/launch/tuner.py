@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from drumbeat.cluster.identity import TENSORFLOW
 from drumbeat.launch import environment, machine
 from drumbeat.launch.calibration import Finding, alternatives
 from drumbeat.launch.machine import Machine
@@ -108,6 +109,8 @@ class Tuner:
             return False
         if settings.ps or settings.has_servers:
             return False
+        if settings.backend != TENSORFLOW:
+            return False  # of which all of it is
         if settings.onednn or set(TUNED) & set(machine.environ):
             return False  # it has been decided, or would be measured with other settings
         return self._share.gpu is None and sys.platform == "linux" and machine.cache.is_writable
