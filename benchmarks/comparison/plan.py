@@ -36,6 +36,9 @@ COMPRESSIONS = {
 }
 RATES_GBIT = tuple(COMPRESSIONS)
 NETWORK_EPOCHS, NETWORK_STEPS = 3, 4
+# Of local SGD, and so the steps of its epochs: each ends with an average.
+SYNC_EVERY = 8
+LOCAL_SGD = "drumbeat --sync-every"
 SIZES, QUICK_SIZES = (1, 2, 4, 8, 16), (1, 2, 4)
 GROWTH_EPOCHS, GROWTH_STEPS, SLEEP_MS = 3, 20, 100
 GROWTH_PEERS = ("drumbeat", "tensorflow-tuned")
@@ -77,7 +80,7 @@ def side_by_side(workload: str, peers: Sequence[str], number: int, quick: bool) 
 
 
 def networked(cable: Link, peers: Sequence[str]) -> list[Case]:
-    """The dense network over a cable, with and without compression."""
+    """The dense network over a cable, with and without compression, and with local SGD."""
     ways: dict[str, Peer] = {}
     if "drumbeat" in peers:
         ours = PEERS["drumbeat"]
@@ -85,6 +88,10 @@ def networked(cable: Link, peers: Sequence[str]) -> list[Case]:
         for kind in COMPRESSIONS[cable.rate_gbit]:
             title = f"drumbeat --compress {kind}"
             ways[title] = dataclasses.replace(ours, title=title, options=("--compress", kind))
+        title = f"{LOCAL_SGD} {SYNC_EVERY}"
+        ways[title] = dataclasses.replace(
+            ours, title=title, options=("--sync-every", str(SYNC_EVERY))
+        )
     ways |= {name: PEERS[name] for name in peers if name == "tensorflow-tuned"}
     return [
         Case(
@@ -92,7 +99,7 @@ def networked(cable: Link, peers: Sequence[str]) -> list[Case]:
             name=name,
             peer=peer,
             epochs=NETWORK_EPOCHS,
-            steps=NETWORK_STEPS,
+            steps=SYNC_EVERY if name.startswith(LOCAL_SGD) else NETWORK_STEPS,
             group=network_group(cable.rate_gbit),
             link=cable,
         )
