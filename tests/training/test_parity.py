@@ -194,6 +194,21 @@ def test_three_devices_of_one_process_compute_the_same(
         assert_same(name, load(outcomes, name, 1, 0), load(tmp_path, name, 3, 0))
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_two_processes_with_two_devices_each_compute_the_same(
+    outcomes: Path, tmp_path: Path
+) -> None:
+    names = [*ON_DEVICES, "fit_function_uneven_batches", "kinds_of_metrics"]
+    run_scenarios(names, 2, tmp_path, "--devices-per-worker", "2", "--processes-per-node", "2")
+    for name in names:
+        first, second = (load(tmp_path, name, 4, rank) for rank in range(2))
+        assert_same(name, load(outcomes, name, 1, 0), first)
+        for key in first:
+            if not key.startswith("own_"):
+                np.testing.assert_array_equal(second[key], first[key], err_msg=key)
+
+
 COMPILED = (
     "fit_dict_dataset_with_two_outputs",
     "last_batch_of_one",

@@ -37,8 +37,10 @@ def kill(rank: int, step: int) -> list[str]:
     return ["--inject", f"kill:rank={rank},step={step}"]
 
 
-def check(tmp_path: Path, names: list[str], workers: int, kills: list[tuple[int, int]]) -> None:
-    size = ["-n", str(workers)]
+def check(
+    tmp_path: Path, names: list[str], workers: int, kills: list[tuple[int, int]], *given: str
+) -> None:
+    size = ["-n", str(workers), *given]
     undisturbed, _ = run(tmp_path / "undisturbed", names, *size, "--snapshot-every", "0")
     options = [option for rank, step in kills for option in kill(rank, step)]
     disturbed, text = run(tmp_path / "disturbed", names, *size, "--snapshot-every", "4", *options)
@@ -78,6 +80,33 @@ def test_more_kinds(
     tmp_path: Path, names: list[str], workers: int, kills: list[tuple[int, int]]
 ) -> None:
     check(tmp_path, names, workers, kills)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [
+        (1, ("--strategy", "mirrored", "--devices-per-worker", "2")),
+        (2, ("--devices-per-worker", "2", "--processes-per-node", "2")),
+    ],
+)
+def test_several_devices_in_a_process(
+    tmp_path: Path, workers: int, options: tuple[str, ...]
+) -> None:
+    kills = [(workers - 1, 17), (0, STEPS + 27)]
+    check(tmp_path, ["arrays", "loop", "eager"], workers, kills, *options)
+
+
+@pytest.mark.slow
+def test_it_goes_on_with_other_devices(tmp_path: Path) -> None:
+    folder = ["--backup-dir", str(tmp_path / "backups"), "--backup-every", "0.05"]
+    on_two = ["--strategy", "mirrored", "--devices-per-worker", "2"]
+    command = [*RUN, *on_two, *folder, "--max-restarts", "0", *kill(0, STEPS + 30)]
+    command += ["--run-dir", str(tmp_path / "killed"), str(SCRIPT), str(tmp_path), "arrays"]
+    killed = subprocess.run([*command, "endless"], capture_output=True, timeout=300)
+    assert killed.returncode
+    _, text = run(tmp_path / "on", ["arrays", "endless"], *folder)
+    assert re.search(r"Going on from step \d+", text)
 
 
 @pytest.mark.slow

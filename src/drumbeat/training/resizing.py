@@ -1,4 +1,4 @@
-"""A state of some number of workers, as another number of them goes on from it.
+"""A state of some number of workers, as another number of them, or of their devices, goes on.
 
 What all workers had alike stays that. What each had of its own is shared out anew, so
 that at the end of the epoch the workers together have what they would have had.

@@ -94,7 +94,7 @@ def put_back(state: State, holdings: Holdings, rank: int, size: int) -> None:
     """Gives the variables what they held.
 
     Args:
-        state: Of as many workers, or of more or fewer.
+        state: Of as many workers and devices, or of more or fewer.
         holdings: What the phase holds.
         rank: Of this worker.
         size: How many there are now.
@@ -107,7 +107,7 @@ def put_back(state: State, holdings: Holdings, rank: int, size: int) -> None:
     if len(paths) != len(holdings.mains):
         raise StateError(_other_variables(paths, holdings.mains))
     former = None
-    if state.meta["workers"] == size:
+    if (state.meta["workers"], state.meta["shards"]) == (size, holdings.shards):
         arrays = {**state.arrays, **resizing.own_of(state, rank).arrays}
         values = [arrays[name] for name in resizing.names_of(holdings.held)]
     else:
