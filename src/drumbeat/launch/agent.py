@@ -98,7 +98,7 @@ class Agent:
             self._hurry.set()
             return
         asks = number == signal.SIGTERM and not self._withdrawing
-        if asks and (self._withdraw() or self._preempt()):
+        if asks and (self._withdraw() or self._serve_on() or self._preempt()):
             return
         self._signals.append(number)
         self._console.note(f"Stopping the workers ({number.name}); once more to kill them at once.")
@@ -119,11 +119,35 @@ class Agent:
         loop.call_later(grace_s, self._end_withdrawal)
         return True
 
+    def _serve_on(self) -> bool:
+        """Where there are servers only: keeps them for the grace, as the chief may need them.
+
+        If the whole job is stopped, it saves its state meanwhile. If this node alone is, the
+        others then wait for the same command to be started again.
+        """
+        settings = self._settings
+        if not settings.has_servers or settings.node_rank == 0 or self._attempts.current is None:
+            return False
+        self._withdrawing = True
+        self._console.note(
+            f"Serving on for at most {settings.grace_s:g} s, as the chief may save its state "
+            "(SIGTERM); once more to leave at once."
+        )
+        asyncio.get_running_loop().call_later(settings.grace_s, self._end_withdrawal)
+        return True
+
     def _end_withdrawal(self) -> None:
         if not self._signals:
-            self._attempts.withdraw()
+            self._leave()
             self._signals.append(signal.SIGTERM)
             self._stopped.set()
+
+    def _leave(self) -> None:
+        """Has this node leave a job that goes on."""
+        if self._settings.has_servers:
+            self._attempts.leave()  # nobody can stop after a common step
+        else:
+            self._attempts.withdraw()
 
     def _preempt(self) -> bool:
         """Has workers that keep backups save their state, once and within the grace."""
@@ -164,7 +188,7 @@ class Agent:
     async def _stopped_by(self, number: signal.Signals) -> Outcome:
         meeting = self._attempts.meeting
         if self._withdrawing and number == signal.SIGTERM:
-            self._attempts.withdraw()
+            self._leave()
             return Outcome(code=128 + number)
         failure = signal_failure(self._settings.node_rank, number)
         outcome = Outcome(code=128 + number)

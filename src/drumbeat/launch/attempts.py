@@ -170,6 +170,10 @@ class Attempts:
             self._telling = asyncio.ensure_future(self.meeting.tell(event))
             self._on_moves()
 
+    def leave(self) -> None:
+        """Has the others take this node's goodbye for a loss, and wait for another in its place."""
+        self._withdraws = True
+
     async def _come_together(self) -> None:
         """Has the parent ready and the other nodes here."""
         met = asyncio.ensure_future(self._meet())

@@ -122,9 +122,25 @@ def named(
     if identity is not None and identity.strategy not in (strategy_names.AUTO, name):
         return strategy(identity.strategy, env)
     if name == strategy_names.MULTI_WORKER and not _is_evaluator(cluster):
+        if identity is not None and cluster is not None and "ps" in cluster.jobs:
+            _refuse_in_step(identity)
         # Also where it is the only worker.
         return _the_one(cluster, identity, None, None)
     return _other(name, cluster, **arguments)
+
+
+def _refuse_in_step(identity: Identity) -> None:
+    """Says why a script can't train in step with servers.
+
+    Raises:
+        ConfigError: The others are servers.
+    """
+    if identity.strategy == strategy_names.AUTO:
+        raise ConfigError(
+            "The script makes MultiWorkerMirroredStrategy, but the job has ps tasks, so its "
+            "workers are servers of the chief. Leave out --ps, or ps in TF_CONFIG; or give "
+            f"--strategy {strategy_names.MULTI_WORKER} to every task to train without them."
+        )
 
 
 def _chosen(
