@@ -415,6 +415,33 @@ def test_ps_and_workers_with_servers_of_their_own_end_with_the_chief(jobs):
     assert result.seconds < 8
 
 
+def test_an_evaluator_is_started_again_alone_and_ends_after_the_others(jobs):
+    result = jobs.run(
+        """
+        import json, os, signal, time
+        from drumbeat.state.progress import ProgressPage, Request
+        if json.loads(os.environ["TF_CONFIG"])["task"]["type"] != "evaluator":
+            while not os.path.exists("second life"):
+                time.sleep(0.02)
+            raise SystemExit(print("rank", os.environ["DRUMBEAT_RANK"], "ends"))
+        if not os.path.exists("first life"):
+            open("first life", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        open("second life", "w").close()
+        page = ProgressPage.from_env(os.environ)
+        while not page.requests() & Request.FINISH:
+            time.sleep(0.02)
+        print("rank", os.environ["DRUMBEAT_RANK"], "has evaluated all")
+        """,
+        options=("-n", "2", "--evaluator"),
+    )
+    assert result.code == 0, result.out
+    assert "evaluator 0 on" in result.out
+    assert "It is started again; the others go on." in result.out
+    assert "[evaluator 0] rank -1 has evaluated all" in result.out
+    assert result.out.index("] rank 1 ends") < result.out.index("has evaluated all")
+
+
 def test_a_ps_that_fails_ends_the_job(jobs):
     result = jobs.run(
         """

@@ -155,7 +155,7 @@ def decide_alone(history: Sequence[EndedAlone], max_restarts: int) -> Restart | 
         step = max(step, ended.step)
     if in_vain >= max_restarts:
         return GiveUp(
-            why=f"It was started again {in_vain} times in a row, and the job made no progress. "
+            why=f"It was started again {_times(in_vain)}, and the job made no progress. "
             f"Give --max-restarts more than {in_vain} to try more often."
         )
     return Restart(delay_s=min(2.0 ** (in_vain - 1), LONGEST_DELAY_S) if in_vain else 0.0)
@@ -191,15 +191,18 @@ def _times_in_a_row(history: Sequence[Ended]) -> int:
 
 def _exhausted(history: Sequence[Ended], in_vain: int) -> str:
     furthest = max(ended.furthest for ended in history)
-    times = "once" if in_vain == 1 else f"{in_vain} times in a row"
     if not furthest:
         got = "came to no training step"
     else:
         got = f"got no further than step {furthest}"
     return (
-        f"The workers were started again {times} and {got}. Give --max-restarts more than "
-        f"{in_vain} to try more often."
+        f"The workers were started again {_times(in_vain)} and {got}. Give --max-restarts more "
+        f"than {in_vain} to try more often."
     )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times in a row"
 
 
 def _at(step: int) -> str:
