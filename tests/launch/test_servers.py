@@ -47,12 +47,11 @@ def free_port() -> int:
 
 
 def server(job, number: int) -> psutil.Process:
-    """Of the last attempt: workers in their order, then ps. The parent forks the chief last."""
-    parent, *others = job.family()
-    alive = sorted(parent.children(), key=lambda process: process.pid)
-    assert alive
-    assert others
-    return alive[number]
+    """Of those that live, by age: workers in their order, then ps; the chief comes last."""
+    (parent,) = psutil.Process(job.process.pid).children()
+    servers = sorted(parent.children(), key=lambda process: process.create_time())
+    job.family()  # notes them, so that it is seen whether they end
+    return servers[number]
 
 
 def go(jobs, phase: int) -> None:

@@ -254,6 +254,7 @@ def test_options_after_the_script_are_pointed_out(tmp_path):
         (("-n", "2"), True),
         (("--exact",), True),
         (("--shares=2,1",), True),
+        (("--strategy", "mirrored"), True),
         (("--epochs", "2"), False),
     ):
         planned = plan_run(RunArguments(command=(str(script), *more)), {}, cpus=2, now=NOW)

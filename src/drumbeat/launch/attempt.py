@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 
 from drumbeat.cluster import faults
-from drumbeat.cluster.identity import Identity
 from drumbeat.launch import environment
 from drumbeat.launch.console import Console
 from drumbeat.launch.injection import NodeInjector, of_node
 from drumbeat.launch.keeper import Keeper
 from drumbeat.launch.machine import Machine
-from drumbeat.launch.parent import WorkerRequest
 from drumbeat.launch.plan import LocalTask, cluster_of, local_tasks, sync_sizes
-from drumbeat.launch.pmi import PmiServer, mpi_environment, shared_memory_path
+from drumbeat.launch.pmi import PmiServer
 from drumbeat.launch.processes import ParentError, ParentProcess
 from drumbeat.launch.rendezvous import Client
+from drumbeat.launch.requests import Requests
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.watch import Watch, Worker
 from drumbeat.state.memory import FDS_VARIABLE as MEMORY_VARIABLE
@@ -30,10 +28,6 @@ from drumbeat.state.progress import FD_VARIABLE as PROGRESS_VARIABLE
 from drumbeat.state.progress import Activity, ProgressPage, Request
 from drumbeat.state.step_times import StepTimes, TimesNote, worker_file
 
-SERVER = "drumbeat.training.server_task"
-"""Module that runs where there is a server in place of the script."""
-# Without it, calls of TensorFlow to a server that is gone wait for it for ever.
-_FAIL_FAST = {"GRPC_FAIL_FAST": "use_caller"}
 DRAIN_TIMEOUT_S = 0.5
 KILL_TIMEOUT_S = 10.0
 
@@ -78,7 +72,6 @@ class Attempt:
         chosen: Mapping[str, str] = environment.NONE_CHOSEN,
     ) -> None:
         self._settings = settings
-        self._machine = machine
         self._run_dir = run_dir
         self._console = console
         self._client = client
@@ -86,11 +79,21 @@ class Attempt:
         self._memory = memory
         self._watch = watch
         self._collectives = collectives
-        self._job_id = job_id
         self._number = number
-        self._chosen = chosen
         self._cluster = cluster_of(settings, client.roster)
         self._tasks = local_tasks(settings, client.roster, self._cluster)
+        self._requests = Requests(
+            settings=settings,
+            machine=machine,
+            run_dir=run_dir,
+            roster=client.roster,
+            process_count=len(self._tasks),
+            world_size=self._cluster.world_size,
+            collectives=collectives,
+            job_id=job_id,
+            number=number,
+            chosen=chosen,
+        )
         self._pmi: PmiServer | None = None
         self._pages: dict[str, ProgressPage] = {}
         self._notes: dict[str, TimesNote] = {}
@@ -287,7 +290,7 @@ class Attempt:
             watch.missing(here, there, ended)
 
         return PmiServer(
-            name=self._mpi_name,
+            name=self._requests.mpi_name,
             ranks=[task.rank for task in self._tasks if task.rank >= 0],
             world_size=self._cluster.world_size,
             node_sizes=sync_sizes(settings, client.roster),
@@ -297,10 +300,6 @@ class Attempt:
             init_timeout_s=settings.collective_timeout_s,
             on_missing=on_missing,
         )
-
-    @property
-    def _mpi_name(self) -> str:
-        return f"{self._job_id}-{self._number}"
 
     async def _start(self, task: LocalTask) -> Worker:
         folder = self._run_dir / task.folder
@@ -317,17 +316,24 @@ class Attempt:
             self._pages.pop(task.name).close()
         streams, fds = self._console.attach(task.name, folder / "output.log", heading)
         names: list[str] = []
-        mpi: dict[str, str] | None = None
+        mpi_fd: int | None = None
         if self._pmi is not None and task.rank >= 0:
-            fds.append(self._pmi.open(task.rank).detach())
+            mpi_fd = self._pmi.open(task.rank).detach()
+            fds.append(mpi_fd)
             names.append("PMI_FD")
-            mpi = self._mpi_variables(task.rank, fds[-1])
         page = ProgressPage.create()
         self._pages[task.name] = page
         if task.rank >= 0:
             self._notes[task.name] = TimesNote(page.fd)
         shared, shared_names = self._shared(task, page)
-        request = self._request(task, mpi, failure_path, [*names, *shared_names])
+        request = self._requests.request(
+            task,
+            mpi_fd=mpi_fd,
+            failure_path=failure_path,
+            fd_variables=[*names, *shared_names],
+            console=self._console.variables(task.name),
+            fired=self.fired,
+        )
         try:
             await self._parent.start_worker(request, [*fds, *shared])
         finally:
@@ -341,94 +347,9 @@ class Attempt:
             progress=page,
         )
 
-    def _request(
-        self,
-        task: LocalTask,
-        mpi: dict[str, str] | None,
-        failure_path: Path,
-        fd_variables: list[str],
-    ) -> WorkerRequest:
-        machine, settings = self._machine, self._settings
-        worker = environment.worker_environment(
-            environ=machine.environ,
-            share=self._share(task),
-            chosen=self._chosen,
-            identity=self._identity(task),
-            tf_config=task.tf_config,
-            mpi=mpi,
-        )
-        sizes = sync_sizes(settings, self._client.roster)
-        number = sum(size > 0 for size in sizes[: settings.node_rank])
-        memory_path = str(shared_memory_path(self._mpi_name, number)) if mpi else ""
-        return WorkerRequest(
-            name=task.name,
-            command=SERVER if task.is_server else settings.command,
-            is_module=task.is_server or settings.is_module,
-            args=[] if task.is_server else list(settings.args),
-            variables={
-                **(_FAIL_FAST if settings.has_servers else {}),
-                **self._console.variables(task.name),
-                **worker.variables,
-                faults.VARIABLE: faults.for_worker(settings.faults, task.rank, self.fired),
-            },
-            folder=str(machine.folder),
-            cpus=list(worker.cpus),
-            failure_path=str(failure_path),
-            memory_path=memory_path,
-            fd_variables=fd_variables,
-        )
-
-    def _share(self, task: LocalTask) -> environment.Share:
-        devices = self._settings.devices_per_worker
-        share = self._machine.share(task.local_rank, len(self._tasks), devices)
-        if share.gpu is None or task.uses_devices:
-            return share
-        return dataclasses.replace(share, gpu=environment.NO_GPU)
-
     def _shared(self, task: LocalTask, page: ProgressPage) -> tuple[list[int], list[str]]:
         """Descriptors that stay open here too, and the variables that tell a worker of them."""
         if task.rank < 0:
             return [page.fd], [PROGRESS_VARIABLE]
         fds = self._memory.fds
         return [page.fd, *fds], [PROGRESS_VARIABLE, *[MEMORY_VARIABLE] * len(fds)]
-
-    def _mpi_variables(self, rank: int, fd: int) -> dict[str, str]:
-        chosen = mpi_environment(self._client.roster, self._settings.node_rank)
-        environ = self._machine.environ
-        chosen = {name: environ.get(name, value) for name, value in chosen.items()}
-        return {**chosen, **PmiServer.env(rank, self._cluster.world_size, fd)}
-
-    def _identity(self, task: LocalTask) -> Identity:
-        settings = self._settings
-        # Those that train with each other; a chief of servers does alone.
-        others = settings.ps + settings.evaluator if settings.node_rank == 0 else 0
-        alone = settings.has_servers
-        return Identity(
-            rank=task.rank,
-            world_size=1 if alone else self._cluster.world_size,
-            local_rank=0 if alone else task.local_rank,
-            local_world_size=1 if alone else len(self._tasks) - others,
-            collectives=self._collectives,
-            run_dir=str(self._run_dir),
-            name=task.name,
-            timeout_s=settings.collective_timeout_s,
-            seed=self._seed(),
-            keep_tf_strategies=settings.keep_tf_strategies,
-            strict_names=settings.strict_names,
-            strategy=settings.strategy,
-            devices_per_worker=settings.devices_per_worker or len(self._machine.gpus) or 1,
-            exact=settings.exact,
-            shares=settings.shares,
-            compress=settings.compress,
-            averaging=settings.averaging,
-            jit=settings.jit,
-            snapshot_every=settings.snapshot_every,
-            backup_dir=settings.backup_dir,
-            backup_every_s=settings.backup_every_s,
-            attempt=self._number,
-        )
-
-    def _seed(self) -> int:
-        given = self._settings.seed
-        # The same on all nodes and in all attempts, and another one each run.
-        return int(self._job_id, 16) % 2**32 if given is None else given

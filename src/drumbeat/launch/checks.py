@@ -7,16 +7,30 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from drumbeat.cluster import strategy_names
 from drumbeat.cluster.identity import check_jit
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
 from drumbeat.launch.sizes import Range
 
 if TYPE_CHECKING:
+    from drumbeat.launch.place import Place
     from drumbeat.launch.settings import RunArguments
 
 COLLECTIVES_CHOICES = ("auto", "mpi", "tensorflow")
 MAX_PROCESSES = 1024
+
+
+def absent(arguments: RunArguments, place: Place) -> set[str]:
+    """Options that were not given and that one expects to act wherever they are."""
+    missing = set()
+    if arguments.workers is None and not place.platform:
+        missing |= {"-n", "--workers", "--nodes", "--node-rank"}
+    if arguments.strategy == strategy_names.AUTO and not place.platform:
+        missing |= {"--strategy", "--ps"} - ({"--ps"} if arguments.ps else set())
+    if arguments.exact is None and not arguments.shares:
+        missing |= {"--exact", "--exact-shards", "--shares"}
+    return missing
 
 
 def note_on_late_options(verb: str, command: Sequence[str], absent: Collection[str]) -> str:

@@ -23,6 +23,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.launch.backends import check_backend
 from drumbeat.launch.checks import (
     MAX_PROCESSES,
+    absent,
     check_command,
     check_numbers,
     note_on_late_options,
@@ -278,7 +279,7 @@ def plan_run(
     if place.nodes == 1 and not place.lone_task:
         check_shares(workers, shares, arguments.exact)
     notes = [*place.notes, *layout.notes]
-    if late := note_on_late_options("run", arguments.command, _absent(arguments, place)):
+    if late := note_on_late_options("run", arguments.command, absent(arguments, place)):
         notes.append(late)
     if place.lone_task:
         if asked_workers > 1 or arguments.ps:
@@ -393,13 +394,3 @@ def run_name(arguments: RunArguments, now: datetime) -> str:
     stem = name if arguments.is_module else Path(name).stem
     safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in stem).strip(".") or "run"
     return f"{safe[:80]}-{now:%Y%m%d-%H%M%S}"
-
-
-def _absent(arguments: RunArguments, place: Place) -> set[str]:
-    """Options that were not given and that one expects to act wherever they are."""
-    absent = set()
-    if arguments.workers is None and not place.platform:
-        absent |= {"-n", "--workers", "--nodes", "--node-rank"}
-    if arguments.exact is None and not arguments.shares:
-        absent |= {"--exact", "--exact-shards", "--shares"}
-    return absent
