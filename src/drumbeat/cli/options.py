@@ -10,6 +10,7 @@ import typer
 
 from drumbeat import __version__
 from drumbeat.cli.check import check
+from drumbeat.cli.hook import install_hook, remove_hook
 from drumbeat.cli.tune import tune
 from drumbeat.cluster import strategy_names
 from drumbeat.cluster.averaging import OUTER_METAVAR
@@ -424,3 +425,5 @@ app.command(
     options_metavar="[OPTIONS] [--]",
 )(check)
 app.command()(tune)
+app.command("install-hook")(install_hook)
+app.command("remove-hook")(remove_hook)

@@ -6,13 +6,20 @@ it back. Nothing else passes between them through the environment.
 
 from __future__ import annotations
 
+import json
+import os
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from drumbeat.cluster import strategy_names
 from drumbeat.cluster.averaging import Averaging
 from drumbeat.cluster.compression import Compress
 from drumbeat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from drumbeat.cluster.spec import ClusterSpec
 
 TENSORFLOW, JAX = "tensorflow", "jax"
 BACKENDS = (TENSORFLOW, JAX)
@@ -23,6 +30,10 @@ JIT_CHOICES = ("auto", "on", "off")
 """Whether XLA compiles the parts of a training step."""
 MAX_SHARE = 1_000_000
 """Rows times shares stay within 64 bits."""
+PID_VARIABLE = "DRUMBEAT_PID"
+"""The process that the other variables are meant for, which sets it itself."""
+DEFAULT_TIMEOUT_S = 600.0
+"""Of a collective where nobody says."""
 DEFAULT_BACKUP_EVERY_S = 300.0
 """Only the loss of all nodes at once costs so much training: what one node loses, others hold."""
 EXACT_SHARDS = 8
@@ -123,13 +134,48 @@ class Identity:
         }
 
     @classmethod
+    def by_tf_config(cls, cluster: ClusterSpec | None) -> Identity:
+        """The identity of a process that other means than `drumbeat run` have started.
+
+        Only TensorFlow's servers can find each other by TF_CONFIG alone, so they carry the
+        collectives. The seed is the same wherever the cluster is the same.
+        """
+        if cluster is None or cluster.task is None:
+            return cls(
+                rank=0,
+                world_size=1,
+                local_rank=0,
+                local_world_size=1,
+                collectives="tensorflow",
+                run_dir="",
+                name="worker 0",
+                timeout_s=DEFAULT_TIMEOUT_S,
+            )
+        described = json.dumps({job: dict(tasks) for job, tasks in cluster.jobs.items()})
+        return cls(
+            rank=cluster.rank_of(cluster.task),
+            world_size=cluster.world_size,
+            local_rank=0,
+            local_world_size=1,
+            collectives="tensorflow",
+            run_dir="",
+            name=str(cluster.task),
+            timeout_s=DEFAULT_TIMEOUT_S,
+            seed=zlib.crc32(described.encode()),
+        )
+
+    @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Identity | None:
         """The identity an agent put into `env`, or None outside `drumbeat run`.
+
+        Processes that a worker's script starts inherit its environment, but are other workers,
+        or none: `PID_VARIABLE` tells.
 
         Raises:
             ConfigError: A variable of the set is missing or malformed.
         """
-        if "DRUMBEAT_RANK" not in env:
+        own_pid = str(os.getpid())
+        if "DRUMBEAT_RANK" not in env or env.get(PID_VARIABLE, own_pid) != own_pid:
             return None
         try:
             identity = cls(

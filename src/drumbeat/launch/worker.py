@@ -25,6 +25,7 @@ import types
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+from drumbeat.cluster.identity import PID_VARIABLE
 from drumbeat.errors import (
     CollectiveError,
     CollectiveMismatch,
@@ -133,6 +134,7 @@ def _enter(request: WorkerRequest, fds: list[int]) -> None:
     """Takes on the environment, the streams, the CPUs and the folder."""
     os.environ.clear()
     os.environ.update(request.variables)
+    os.environ[PID_VARIABLE] = str(os.getpid())
     os.dup2(fds[0], 1)
     os.dup2(fds[1], 2)
     for fd in fds[:2]:

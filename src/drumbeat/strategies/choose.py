@@ -32,8 +32,6 @@ from drumbeat.strategies.placement import Placement, first_devices
 
 logger = logging.getLogger("drumbeat")
 
-DEFAULT_TIMEOUT_S = 600.0  # Deadline of a collective outside `drumbeat run`.
-
 _made: dict[str, DataParallelStrategy] = {}
 _others: dict[str, tf.distribute.Strategy] = {}
 
@@ -349,18 +347,7 @@ def _communicator(cluster: ClusterSpec | None, identity: Identity | None) -> Com
     # So that the agent can tell who waits from who hangs.
     note = WaitingNote.from_env(os.environ)
     if identity is None:
-        # Started by other means than `drumbeat run`: only TensorFlow's servers can
-        # find each other by TF_CONFIG alone.
-        identity = Identity(
-            rank=cluster.rank_of(cluster.task),
-            world_size=cluster.world_size,
-            local_rank=0,
-            local_world_size=1,
-            collectives="tensorflow",
-            run_dir="",
-            name=str(cluster.task),
-            timeout_s=DEFAULT_TIMEOUT_S,
-        )
+        identity = Identity.by_tf_config(cluster)
     return communicator(identity, cluster, note)
 
 

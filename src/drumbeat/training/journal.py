@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from drumbeat.cluster.identity import Identity
+from drumbeat.cluster.identity import DEFAULT_TIMEOUT_S, Identity
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.errors import StateError
 from drumbeat.state.format import State, unpack
@@ -305,7 +305,7 @@ def make() -> Journal:
             collectives="tensorflow",
             run_dir="",
             name="",
-            timeout_s=choose.DEFAULT_TIMEOUT_S,
+            timeout_s=DEFAULT_TIMEOUT_S,
             snapshot_every=0,
         )
         journal = _own[0] = Journal(identity, SnapshotMemory.create(), None)

@@ -39,8 +39,12 @@ def install(env: Mapping[str, str] | None = None) -> None:
     """
     env = os.environ if env is None else env
     identity = Identity.from_env(env)
-    if identity is None:
-        return
+    if identity is not None:
+        install_for(identity, env)
+
+
+def install_for(identity: Identity, env: Mapping[str, str]) -> None:
+    """As `install`, for a process whose identity is known."""
     _install(identity, env)
     if not identity.strict_names:
         legacy.install(tells=identity.rank <= 0)  # in front of all that is changed in Keras
