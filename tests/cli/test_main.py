@@ -47,7 +47,7 @@ def test_version_and_help(tmp_path):
         (["run", "-n", "2"], "Missing argument"),
         (["run", "--exact", "4", "train.py"], "Use --exact-shards 4 for that many"),
         (["ran", "train.py"], "No such command 'ran'"),
-        (["train.py", "-n", "2"], "train.py is not a command; expected run or check"),
+        (["trian.py", "-n", "2"], "trian.py is not a command; expected run or check"),
         (["-n", "2", "train.py"], "the script: drumbeat run -n 2 train.py"),
     ],
 )
