@@ -279,6 +279,37 @@ NOTEBOOK = Old(
 )
 
 
+# What drumbeat can't bring back: "module.name" -> since when, and what to write. `tf` and `keras`
+# are the modules.
+REFUSED: dict[str, tuple[str, str]] = {
+    "keras.backend.get_session": ("TensorFlow 2.0", "eager code; Keras 3 has no sessions"),
+    "keras.backend.set_session": ("TensorFlow 2.0", "tf.config for what the session was set to"),
+    "keras.backend.learning_phase": (KERAS_3, "training= in the call"),
+    "keras.backend.set_learning_phase": (KERAS_3, "training= in the call"),
+    "keras.estimator": ("TensorFlow 2.16", "a Keras model and model.fit"),
+    "keras.layers.CuDNNGRU": ("TensorFlow 2.0", "keras.layers.GRU, which takes cuDNN by itself"),
+    "keras.layers.CuDNNLSTM": ("TensorFlow 2.0", "keras.layers.LSTM, which takes cuDNN by itself"),
+    "keras.layers.DenseFeatures": (KERAS_3, "keras.utils.FeatureSpace or preprocessing layers"),
+    "keras.layers.LocallyConnected1D": (KERAS_3, "tf_keras, or a layer of your own"),
+    "keras.layers.LocallyConnected2D": (KERAS_3, "tf_keras, or a layer of your own"),
+    "keras.models.model_from_yaml": ("TensorFlow 2.6", "keras.models.model_from_json"),
+    "keras.premade": (KERAS_3, "the model's layers themselves"),
+    "keras.utils.OrderedEnqueuer": (KERAS_3, "keras.utils.PyDataset"),
+    "tf.ConfigProto": ("TensorFlow 2.0", "tf.config"),
+    "tf.Session": ("TensorFlow 2.0", "eager code, or tf.compat.v1.Session in a script of its own"),
+    "tf.contrib": ("TensorFlow 2.0", "what took its place, see TensorFlow's migration guide"),
+    "tf.estimator": ("TensorFlow 2.16", "a Keras model and model.fit"),
+    "tf.global_variables_initializer": ("TensorFlow 2.0", "nothing: variables have values"),
+    "tf.placeholder": ("TensorFlow 2.0", "keras.Input, or an argument of a function"),
+}
+
+
+def refused(name: str) -> Old:
+    """A name of `REFUSED`."""
+    since, write = REFUSED[name]
+    return Old(name=name, since=since, now="drumbeat has nothing like it", write=write)
+
+
 def table() -> Iterator[Old]:
     """All of them, in the order of docs/old-scripts.md."""
     for name in MOVED:
@@ -296,3 +327,4 @@ def table() -> Iterator[Old]:
         yield from (dropped(function, argument) for argument in arguments)
     yield from (CHECKPOINT_PATH, SAVE_FOLDER, LOAD_FOLDER, SAVE_WEIGHTS, LOAD_WEIGHTS, GET_FILE)
     yield NOTEBOOK
+    yield from map(refused, REFUSED)

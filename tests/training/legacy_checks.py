@@ -245,6 +245,19 @@ def files_with_full_paths() -> None:
 
 
 @check
+def what_cannot_be_had_says_what_to_write() -> None:
+    with pytest.raises(AttributeError, match="tf.estimator is gone since TensorFlow 2.16"):
+        tf.estimator.RunConfig()
+    with pytest.raises(AttributeError, match="Write keras.utils.FeatureSpace"):
+        tf.keras.layers.DenseFeatures([])
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        tf.keras.layers.nonsense  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        tf.nonsense  # noqa: B018
+    assert not hasattr(tf, "contrib")
+
+
+@check
 def notebooks() -> None:
     shell = get_ipython()  # type: ignore[name-defined]  # noqa: F821
     assert shell.getoutput("exit 1") == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drumbeat.training.legacy import arguments, files, methods, modules, notebook, notice
+from drumbeat.training.legacy import arguments, files, methods, modules, notebook, notice, refused
 
 
 def install(*, tells: bool = True) -> None:
@@ -13,5 +13,5 @@ def install(*, tells: bool = True) -> None:
     """
     if not tells:
         notice.mute()
-    for part in (modules, methods, arguments, files, notebook):
+    for part in (modules, methods, arguments, files, notebook, refused):
         part.install()
