@@ -239,6 +239,37 @@ EPOCH_STEPS = Touch(
     parameters=(),
     why="control comes back here after each step, and here an epoch goes on in its middle",
 )
+_ON_PS = "with parameter servers, "
+VARIABLE_INITIALIZE = Touch(
+    module="keras.src.backend.tensorflow.core",
+    name="Variable._initialize",
+    parameters=("value",),
+    why=_ON_PS + "a variable may be in several parts, which Keras's class knows nothing of",
+)
+VARIABLE_ASSIGN_ADD = Touch(
+    module="keras.src.backend.common.variables",
+    name="Variable.assign_add",
+    parameters=("value",),
+    why=_ON_PS + "two workers that add at the same time both count",
+)
+VARIABLE_ASSIGN_SUB = Touch(
+    module="keras.src.backend.common.variables",
+    name="Variable.assign_sub",
+    parameters=("value",),
+    why=_ON_PS + "two workers that subtract at the same time both count",
+)
+VARIABLE_KEY = Touch(
+    module="keras.src.backend.tensorflow.optimizer",
+    name="TFOptimizer._var_key",
+    parameters=("variable",),
+    why=_ON_PS + "an update of a part of a variable has the slots of the whole",
+)
+TAKE = Touch(
+    module="keras.src.backend.tensorflow.numpy",
+    name="take",
+    parameters=("x", "indices", "axis"),
+    why=_ON_PS + "rows are looked up where the table is, which doesn't travel",
+)
 _CALLBACKS = "keras.src.callbacks.callback_list"
 _WHICH_IS_SLOW = "a callback that takes much of the time is named"
 CALLBACKS_EPOCH_BEGIN = Touch(
@@ -506,3 +537,35 @@ def outputs_and_loss(model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[An
 def has_mask(tensor: Any) -> bool:
     """Whether Keras has noted a mask on `tensor`."""
     return getattr(tensor, "_keras_mask", None) is not None
+
+
+def in_stateless_scope() -> bool:
+    """Whether variables are looked up in, and assigned to, a scope instead of their memory."""
+    scope = importlib.import_module("keras.src.backend.common.stateless_scope")
+    return scope.in_stateless_scope()
+
+
+def update_count(optimizer: Any) -> Any:
+    """The variable that counts the updates that `optimizer` has made, or batches it accumulates."""
+    return getattr(optimizer, "inner_optimizer", optimizer)._iterations
+
+
+def numbers_of(optimizer: Any) -> list[Any]:
+    """The variables that an update of any variable uses: count, learning rate, loss scale."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    scale = getattr(optimizer, "dynamic_scale", None)
+    found = [inner._iterations, inner._learning_rate, scale]
+    return [each for each in found if isinstance(each, keras.Variable)]
+
+
+def epoch_iterator(x: Any, batch_size: Any, steps: Any, strategy: Any) -> Any:
+    """What Keras's `predict` reads its batches from, one at a time and in order."""
+    trainer = importlib.import_module(_TRAINER)
+    return trainer.TFEpochIterator(
+        x=x,
+        batch_size=batch_size,
+        steps_per_epoch=steps,
+        shuffle=False,
+        distribute_strategy=strategy,
+        steps_per_execution=1,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,9 +36,19 @@ from tensorflow.python.data.util import structure  # pyright: ignore[reportMissi
 
 # What every strategy outside of TensorFlow has to build on.
 # A dataset of theirs is looked into where they have one replica.
+# Parameter servers: the part of TensorFlow's strategy that Keras calls into, and its variables
+# in several parts, are public only as what other functions return.
 from tensorflow.python.distribute import (
     distribute_lib,  # pyright: ignore[reportMissingImports]
     input_lib,  # pyright: ignore[reportMissingImports]
+    parameter_server_strategy_v2,  # pyright: ignore[reportMissingImports]
+    sharded_variable,  # pyright: ignore[reportMissingImports]
+)
+
+# Functions for a coordinator's workers get their own values by these; their end can't be
+# asked for but by waiting, and there is no public way to give each worker something else.
+from tensorflow.python.distribute.coordinator import (  # pyright: ignore[reportMissingImports]
+    values as coordinator_values,
 )
 
 # The values of a worker with several replicas, which tf.distribute and Keras know by class.
@@ -52,6 +63,10 @@ from tensorflow.python.framework import (
     op_def_registry,  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 )
 
+from tensorflow.python.framework.composite_tensor_gradient import (  # pyright: ignore[reportMissingImports]
+    CompositeTensorGradient as _CompositeTensorGradient,
+)
+
 # The collective ops take a group and a call's number; tf.distribute exposes them
 # only through its strategies. The writer of tf.summary is a thread's own, and can't be
 # asked for. Asking for the global generator makes one.
@@ -63,10 +78,14 @@ from tensorflow.python.ops import (
 )
 
 __all__ = [
+    "CompositeTensorGradient",
     "IteratorSpec",
     "OwnedIterator",
+    "ParameterServerExtended",
     "PerReplica",
+    "ReplicaContext",
     "ResourceVariable",
+    "ShardedVariable",
     "StrategyExtendedV1",
     "TFCentralStorageStrategy",
     "TFMirroredStrategy",
@@ -82,15 +101,19 @@ __all__ = [
     "broadcast_send_v2",
     "call_after_writing",
     "context_is_initialized",
+    "create_on_each_worker",
     "dataset_inputs",
     "dataset_kind",
     "dataset_number",
     "dataset_parallelism",
     "dataset_tensors",
     "element_of",
+    "function_of_distributed",
     "global_generator",
     "global_seed",
+    "is_finished",
     "is_op_determinism",
+    "is_per_worker_dataset",
     "join_cluster",
     "map_function",
     "operation_seeds",
@@ -98,20 +121,27 @@ __all__ = [
     "rebuilt",
     "resliced",
     "shifted_seed",
+    "specs_of_iterators",
     "stateful_ops",
     "tensors_of",
     "thread_scopes",
     "undistributed",
+    "wait_for",
+    "worker_iterator_spec",
     "wrap_checkpoint_write",
     "wrap_next",
     "zip_structure",
 ]
 
+CompositeTensorGradient: Any = _CompositeTensorGradient
 IteratorSpec: Any = iterator_ops.IteratorSpec
 OwnedIterator: Any = iterator_ops.OwnedIterator
+ParameterServerExtended: Any = parameter_server_strategy_v2.ParameterServerStrategyV2Extended
 PerReplica: Any = _PerReplica
 # What `tf.Variable(...)` makes: a class of its own, with methods to override.
 ResourceVariable: Any = resource_variable_ops.ResourceVariable
+ReplicaContext: Any = distribute_lib.ReplicaContext
+ShardedVariable: Any = sharded_variable.ShardedVariable
 StrategyExtendedV1: Any = distribute_lib.StrategyExtendedV1
 UpdateContext: Any = distribute_lib.UpdateContext
 # Public, but in a worker stand-ins take these names.
@@ -491,3 +521,68 @@ def undistributed(dataset: Any) -> Any:
     if isinstance(dataset, input_lib.DistributedDataset):
         return dataset._original_dataset
     return dataset
+
+
+def is_finished(remote: Any) -> bool:
+    """Whether a coordinator's RemoteValue is in this process's memory, or has an error.
+
+    Its methods only wait, and fetch the value themselves: then the loss of the worker would be
+    an error of the caller, where the coordinator has another worker run the function.
+    """
+    return remote._has_fetched_to_local or remote._error is not None
+
+
+def wait_for(remote: Any, timeout_s: float) -> None:
+    """Waits until a coordinator's RemoteValue is about to be finished, at most `timeout_s`."""
+    if remote._status_available_event.is_set():
+        time.sleep(min(timeout_s, 0.0005))
+    else:
+        remote._status_available_event.wait(timeout_s)
+
+
+def create_on_each_worker(
+    coordinator: Any, makers: Sequence[Callable[..., Any]], spec: Any, args: tuple[Any, ...] = ()
+) -> Any:
+    """A value on each worker, made anew when a worker has come back.
+
+    The coordinator's public method makes the same on all of them.
+
+    Args:
+        coordinator: A ClusterCoordinator.
+        makers: What makes it, for each worker.
+        spec: Type specification of what they return.
+        args: For the makers; what was made before gives each worker its own.
+
+    Returns:
+        What functions can be scheduled with, of which each worker gets its own value.
+    """
+    workers = coordinator._cluster.workers
+    made = []
+    for worker, maker in zip(workers, makers, strict=True):
+        remote = worker.create_resource(maker, args=args)
+        remote._type_spec = spec
+        made.append(remote)
+    return coordinator_values.PerWorkerDistributedIterator(made)
+
+
+def specs_of_iterators(per_worker: Any) -> tuple[Any, Any]:
+    """Type specifications of each worker's iterator, and of its elements."""
+    spec = per_worker._type_spec._value_spec
+    return spec, spec._element_spec
+
+
+def worker_iterator_spec(strategy: Any, dataset: Any) -> Any:
+    """Type specification of an iterator over `dataset` on a worker."""
+    return input_lib.get_iterator_spec_from_dataset(strategy, dataset)
+
+
+def function_of_distributed(dataset: Any) -> Callable[..., Any] | None:
+    """The dataset function behind what `distribute_datasets_from_function` returned, or None."""
+    if isinstance(dataset, input_lib.DistributedDatasetsFromFunction):
+        return dataset._dataset_fn
+    return None
+
+
+def is_per_worker_dataset(dataset: Any) -> bool:
+    """Whether `dataset` is what a coordinator's `create_per_worker_dataset` returned."""
+    return isinstance(dataset, coordinator_values.PerWorkerDatasetFromDatasetFunction)

@@ -24,6 +24,8 @@ from drumbeat.training import (
     shard_state,
     state_sync,
 )
+from drumbeat.training.coordinated import fit as coordinated_fit
+from drumbeat.training.coordinated import functions, variables, views
 
 
 @functools.cache
@@ -41,6 +43,9 @@ def integrate() -> None:
         )
     # The last are outermost.
     parts = (
+        views,
+        variables,
+        coordinated_fit,
         gradients,
         compiled,
         random_draws,
@@ -50,6 +55,7 @@ def integrate() -> None:
         state_sync,
         saving,
         epochs,
+        functions,
     )
     for part in (*parts, callback_times, input_times):
         part.integrate()
