@@ -69,4 +69,4 @@ history = model.fit(
     verbose=2,
 )
 print("parts of the table:", [part.device for part in model.get_layer("table").embeddings.value])
-print("validation loss: %.4f" % history.history["val_loss"][-1])
+print(f"validation loss: {history.history['val_loss'][-1]:.4f}")

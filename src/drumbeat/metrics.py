@@ -4,8 +4,22 @@ from __future__ import annotations
 
 from drumbeat.state.step_times import EpochTimes, StepTimes
 from drumbeat.training import time_report
+from drumbeat.training.coordinated.staleness import LATEST as _STALENESS
 
-__all__ = ["EpochTimes", "StepTimes", "step_times"]
+__all__ = ["EpochTimes", "StepTimes", "staleness", "step_times"]
+
+
+def staleness() -> tuple[float, ...]:
+    """How late gradients came in each finished epoch of the last `fit` with parameter servers.
+
+    That is how many updates by other workers there were, on average, between a step's reading of
+    the variables and its own update of them: 0 with one worker, about N - 1 with N equally fast
+    ones. In the chief's process; elsewhere, and before the first epoch has ended, it is empty.
+
+    Returns:
+        One number for each epoch, in order.
+    """
+    return _STALENESS.of_epochs
 
 
 def step_times() -> tuple[EpochTimes, ...]:

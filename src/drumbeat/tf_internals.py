@@ -62,7 +62,6 @@ from tensorflow.python.framework import (
     config,  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
     op_def_registry,  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 )
-
 from tensorflow.python.framework.composite_tensor_gradient import (  # pyright: ignore[reportMissingImports]
     CompositeTensorGradient as _CompositeTensorGradient,
 )

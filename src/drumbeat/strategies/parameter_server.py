@@ -96,9 +96,7 @@ class _Extended(ParameterServerExtended):
             return super()._replica_ctx_all_reduce(reduce_op, value, options)
         return value
 
-    def _update(
-        self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool
-    ) -> Any:
+    def _update(self, var: Any, fn: Callable[..., Any], args: Any, kwargs: Any, group: bool) -> Any:
         if not shards.is_sharded(var):
             with locks.held(var, (args, kwargs)):
                 return super()._update(var, fn, args, kwargs, group)
@@ -116,21 +114,18 @@ class _Extended(ParameterServerExtended):
         beside = kwargs.get("colocate_with")
         if not shards.is_sharded(beside):
             return super()._create_variable(next_creator, **kwargs)
-        initial = kwargs.pop("initial_value")
-        whole = initial() if callable(initial) else initial
-        whole = tf.convert_to_tensor(whole, dtype=kwargs.get("dtype"))
+        initial: Any = kwargs.pop("initial_value")
+        if callable(initial):
+            initial = initial()
+        whole: Any = tf.convert_to_tensor(initial, dtype=kwargs.get("dtype"))
         name = kwargs.pop("name", None) or "Variable"
         kwargs.pop("shape", None)
         if whole.shape != beside.shape:
             kwargs["colocate_with"] = shards.parts_of(beside)[0]
-            return super()._create_variable(
-                next_creator, **kwargs, initial_value=whole, name=name
-            )
+            return super()._create_variable(next_creator, **kwargs, initial_value=whole, name=name)
         values = shards.split(whole, beside)
         parts = []
-        for number, (part, value) in enumerate(
-            zip(shards.parts_of(beside), values, strict=True)
-        ):
+        for number, (part, value) in enumerate(zip(shards.parts_of(beside), values, strict=True)):
             kwargs["colocate_with"] = part
             parts.append(
                 super()._create_variable(

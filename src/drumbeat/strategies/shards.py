@@ -91,7 +91,7 @@ def _split_rows(value: tf.IndexedSlices, starts: list[int]) -> list[tf.IndexedSl
     count = len(starts) - 1
     rows = tf.dynamic_partition(value.values, owner, count)
     numbers = tf.dynamic_partition(indices, owner, count)
-    shape = value.values.shape[1:]
+    shape: Any = value.values.shape[1:]
     return [
         tf.IndexedSlices(
             values=rows[i],

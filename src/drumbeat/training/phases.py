@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.errors import PREEMPTED_CODE, Regrouped, StateError
@@ -29,6 +30,19 @@ _OTHER_PARTS = (
 )
 
 
+class UnderWay(Protocol):
+    """Steps that others make while this process goes on, as with parameter servers."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is none, so that what they change is that of the steps counted."""
+        ...
+
+    def drain(self) -> None:
+        """No new ones until those that are under way have been counted."""
+        ...
+
+
 class Phase:
     """What `fit` and `resumable` have in common.
 
@@ -39,9 +53,11 @@ class Phase:
 
     Attributes:
         beat: Of all workers.
+        under_way: Steps beyond those that are counted, if there may be such.
     """
 
     kind = ""
+    under_way: UnderWay | None = None
 
     def __init__(self, journal: Journal, communicator: Communicator, number: int) -> None:
         self.journal = journal
@@ -58,6 +74,7 @@ class Phase:
         self._out_of_memory = False
         self._former_size = communicator.size
         self._is_stopping = False
+        self._awaited: Decision | None = None
 
     # What kinds of phases provide.
 
@@ -162,11 +179,32 @@ class Phase:
         if journal.page is not None:
             journal.page.update(step=journal.step, slowest_step_s=max(self._recent_s))
         decision = self.beat.after_step(due=journal.backups.is_due(before, journal.step))
+        if self.under_way is not None:
+            decision = self._when_quiet(decision, self.under_way)
         if decision is not None:
             self._follow(decision, in_epoch=True)
         if journal.injector is not None:
             journal.injector.after_step(journal.step)
         self._step_began_s = time.monotonic()
+
+    def _when_quiet(self, decision: Decision | None, under_way: UnderWay) -> Decision | None:
+        """What to do now: what takes a state waits until it's that of the steps counted."""
+        before, self._awaited = self._awaited, None
+        if before is not None:
+            last = before if decision is None else decision
+            decision = dataclasses.replace(
+                last,
+                snapshot=before.snapshot or last.snapshot,
+                stop=before.stop or last.stop,
+                regroup=before.regroup or last.regroup,
+            )
+        if decision is None or under_way.is_quiet:
+            return decision
+        if decision.snapshot or decision.stop or decision.regroup:
+            under_way.drain()
+            self._awaited = decision
+            return None
+        return decision
 
     def between_epochs(self) -> None:
         """A beat between two epochs, on all workers."""

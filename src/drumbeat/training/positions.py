@@ -182,6 +182,10 @@ class Watched:
         self.at_creation = Start(randomness.state(), self._objects.take())
         dataset = self._source._distributed_dataset
         goes_on, self._goes_on = self._goes_on, None
+        if goes_on is not None and getattr(dataset, "has_no_place", False):
+            # Pipelines on workers, of which nobody knows how far each has come.
+            self._position.end_iterator()
+            goes_on = None
         later: list[Iterator[None]] = []
         if goes_on is not None and not self._is_made_up:
             later = self._make_up(undistributed(dataset), goes_on)
@@ -247,6 +251,8 @@ def leave_as(source: Any, data: Any, position: Position) -> None:
     if isinstance(data, OrderedDataset):
         if position.pass_number is not None:
             data.epoch = position.pass_number
+    elif source is not None and getattr(source._distributed_dataset, "has_no_place", False):
+        pass  # it is made anew for each fit
     elif source is not None:
         pass_over(undistributed(source._distributed_dataset), position.earlier)
     elif isinstance(data, tf.data.Dataset):

@@ -20,8 +20,8 @@ from drumbeat.cluster.identity import Identity
 from drumbeat.errors import DataError
 from drumbeat.strategies.choose import DEFAULT_TIMEOUT_S
 from drumbeat.strategies.parameter_server import ParameterServerStrategy
-from drumbeat.training import resuming
-from drumbeat.training.coordinated import placing, predicting, sources
+from drumbeat.training import journal, resuming
+from drumbeat.training.coordinated import placing, predicting, sources, staleness
 from drumbeat.training.coordinated.loops import Pass
 from drumbeat.training.coordinated.window import Window
 
@@ -46,7 +46,6 @@ class Loops:
     Attributes:
         window: Of the strategy's workers.
         now: The pass that is under way, or the last one.
-        trained: The last one that trained.
     """
 
     def __init__(self, strategy: ParameterServerStrategy) -> None:
@@ -55,7 +54,15 @@ class Loops:
         self.workers: int = strategy._num_workers
         self.window = Window(strategy.coordinator, timeout_s)
         self.now = Pass(self.window, self.workers)
-        self.trained: Pass | None = None
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no step is under way."""
+        return self.now.is_quiet
+
+    def drain(self) -> None:
+        """Begins no new steps until those that are under way have been handed to Keras."""
+        self.now.draining = True
 
     def begin(self) -> Pass:
         """Another pass begins."""
@@ -118,8 +125,14 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         given["x"] = _prepared(given, strategy, loops_of(self).window, "steps_per_epoch")
         if "validation_data" in given and given["validation_data"] is not None:
             given["validation_data"] = _validation(given, strategy, loops_of(self).window)
+        own = journal.own()
+        if own is not None and own.active is not None:
+            own.active.under_way = loops_of(self)
+        staleness.LATEST.fit_begins()
         with _around(self, strategy):
-            return original(*bound.args, **bound.kwargs)
+            result = original(*bound.args, **bound.kwargs)
+        staleness.LATEST.tell()
+        return result
 
     return fit
 
@@ -133,12 +146,11 @@ def _prepared(
         DataError: Nobody can tell how many steps there are.
     """
     data = sources.prepared(given.get("x"), strategy, window)
-    if isinstance(data, sources.WorkerDataset):
-        if given.get("class_weight") is not None:
-            raise DataError(
-                "class_weight was given with a dataset function. Return the weights from it, as "
-                "the third part of each batch."
-            )
+    if isinstance(data, sources.WorkerDataset) and given.get("class_weight") is not None:
+        raise DataError(
+            "class_weight was given with a dataset function. Return the weights from it, as the "
+            "third part of each batch."
+        )
     endless = isinstance(data, tf.data.Dataset) and (
         int(data.cardinality()) == int(tf.data.INFINITE_CARDINALITY)
     )
@@ -150,9 +162,7 @@ def _prepared(
     return data
 
 
-def _validation(
-    given: dict[str, Any], strategy: ParameterServerStrategy, window: Window
-) -> Any:
+def _validation(given: dict[str, Any], strategy: ParameterServerStrategy, window: Window) -> Any:
     data = given["validation_data"]
     if isinstance(data, tuple | list):
         return data
@@ -244,9 +254,10 @@ def _enumerate_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
 def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_metrics_result_or_logs(self: Any, logs: Any) -> Any:
         if strategy_of(self) is not None:
+            now = loops_of(self).now
             # A callback may have stopped the loop while steps were under way.
-            loops_of(self).now.finish()
+            now.finish()
+            staleness.LATEST.epoch_ended(now.late, now.steps)
         return original(self, logs)
 
     return get_metrics_result_or_logs
-

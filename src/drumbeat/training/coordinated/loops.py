@@ -32,7 +32,7 @@ class Pass:
         left: Executions that Keras will still ask for, the present one too; None if it
             doesn't know.
         late: Updates between reading and updating, summed over all steps.
-        steps: That were made.
+        steps: That were made and update the model.
         draining: Begin nothing new until all that is under way is finished.
     """
 
@@ -84,8 +84,7 @@ class Pass:
             logs, late, made = self._window.take().value
             if int(made):
                 self._refused = 0
-                self.late += float(late)
-                self.steps += int(made)
+                self._count(late, made)
                 return logs
             # A worker whose data is at its end: others may still have some.
             self._refused += 1
@@ -96,6 +95,10 @@ class Pass:
         """Waits for what is under way; what it logs is of no more use."""
         while not self.is_quiet:
             _, late, made = self._window.take().value
+            self._count(late, made)
+
+    def _count(self, late: Any, made: Any) -> None:
+        if float(late) >= 0:
             self.late += float(late)
             self.steps += int(made)
 
@@ -158,4 +161,3 @@ def _any_rows(leaf: Any) -> Any:
         return None
     leaf = tf.convert_to_tensor(leaf)
     return tf.TensorSpec([None, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)
-

@@ -36,21 +36,21 @@ class WorkerDataset(tf.data.Dataset):
     Iterating over it makes an iterator on each worker.
 
     Args:
-        strategy: Of the workers.
         element_spec: Type specification of a batch.
         iterators: Makes them.
         batches: How many there are on all workers together; tf.data's numbers for unknown
             and infinite.
     """
 
+    has_no_place = True
+    """Nobody knows how far each worker has come in it: after a restart it begins anew."""
+
     def __init__(
         self,
-        strategy: ParameterServerStrategy,
         element_spec: Any,
         iterators: Callable[[], Any],
         batches: int,
     ) -> None:
-        self._strategy = strategy
         self._spec = element_spec
         self._iterators = iterators
         self._batches = batches
@@ -88,7 +88,7 @@ def prepared(data: Any, strategy: ParameterServerStrategy, window: Window) -> An
     """
     if is_per_worker_dataset(data):
         unknown = int(tf.data.INFINITE_CARDINALITY)
-        return WorkerDataset(strategy, data.element_spec, lambda: iter(data), unknown)
+        return WorkerDataset(data.element_spec, lambda: iter(data), unknown)
     own = function_of_distributed(data)
     if own is None and is_function(data):
         own = data
@@ -159,12 +159,10 @@ def _on_workers(function: Any, strategy: ParameterServerStrategy, window: Window
     def iterators() -> Any:
         return create_on_each_worker(coordinator, [_iterator] * count, spec, (datasets,))
 
-    return WorkerDataset(strategy, specs[0], iterators, total)
+    return WorkerDataset(specs[0], iterators, total)
 
 
-def _traced(
-    function: Any, number: int, count: int, strategy: ParameterServerStrategy
-) -> Any:
+def _traced(function: Any, number: int, count: int, strategy: ParameterServerStrategy) -> Any:
     context = tf.distribute.InputContext(count, number, strategy.num_replicas_in_sync)
     made = tf.function(lambda: _call(function, context), autograph=False)
     # Pipelines that shuffle all rows shall not all have the same order.

@@ -21,7 +21,8 @@ class Steps:
     """The functions for one of a model's steps.
 
     Each returns a tuple: what the last step logs; how many updates of others came between
-    reading the variables and updating them, summed over the steps, float32; the steps, int32.
+    reading the variables and updating them, summed over the steps, float32, negative where
+    nothing is updated; the steps, int32.
 
     Args:
         model: Built under `strategy`.
@@ -76,15 +77,15 @@ class Steps:
     def _once(self, batch: Any) -> tuple[Any, Any, Any]:
         optimizer = self._model.optimizer if self._trains else None
         updates = None if optimizer is None else touch.update_count(optimizer)
-        before = None if updates is None else tf.convert_to_tensor(updates)
+        before: Any = None if updates is None else tf.convert_to_tensor(updates)
         counted = [v for metric in self._model.metrics for v in metric.variables if is_on_ps(v)]
         fixed = [] if optimizer is None else touch.numbers_of(optimizer)
         with views.of_step(counted, [v for v in fixed if is_on_ps(v)]):
             logs = self._strategy.run(self._step, args=(batch,))
         logs = tf.nest.map_structure(tf.convert_to_tensor, {} if logs is None else logs)
-        late = tf.constant(0.0)
+        late = tf.constant(-1.0)
         if before is not None:
-            others = tf.convert_to_tensor(updates) - before - 1
+            others: Any = tf.convert_to_tensor(updates) - before - 1  # pyright: ignore[reportArgumentType]
             late = tf.cast(tf.maximum(others, 0), tf.float32)
         return logs, late, tf.constant(1)
 
@@ -137,7 +138,7 @@ def _loop(once: Any, count: Any, batch_of: Callable[[Any], Any]) -> tuple[Any, A
 
     def step(number: Any, more: Any, logs: Any, late: Any, steps: Any) -> Any:
         del more
-        found = batch_of(number)
+        found: Any = batch_of(number)
         there, batch = found if isinstance(found, tuple) else (found.has_value(), None)
 
         def make() -> Any:

@@ -164,7 +164,10 @@ def _look_up(table: Any, indices: Any) -> Any:
     limit = tf.constant(starts[-1], indices.dtype)
     fits = tf.debugging.Assert(
         tf.reduce_all((flat >= 0) & (flat < limit)),
-        [f"row numbers outside of the table's {starts[-1]} rows, the largest:", tf.reduce_max(flat)],
+        [
+            f"row numbers outside of the table's {starts[-1]} rows, the largest:",
+            tf.reduce_max(flat),
+        ],
     )
     with tf.control_dependencies([] if fits is None else [fits]):
         flat = tf.identity(flat)
@@ -186,7 +189,7 @@ def _look_up(table: Any, indices: Any) -> Any:
 def _adding(name: str) -> Callable[..., Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def add(self: Any, value: Any) -> Any:
-            variable = views.owner_of(self)
+            variable: Any = views.owner_of(self)
             if variable is None and is_on_ps(self):
                 variable = self.value
             # A tensor where it is cast for mixed precision.
