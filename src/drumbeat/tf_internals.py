@@ -119,6 +119,7 @@ __all__ = [
     "put_back_operation_seeds",
     "rebuilt",
     "resliced",
+    "serialized",
     "shifted_seed",
     "specs_of_iterators",
     "stateful_ops",
@@ -537,6 +538,13 @@ def wait_for(remote: Any, timeout_s: float) -> None:
         time.sleep(min(timeout_s, 0.0005))
     else:
         remote._status_available_event.wait(timeout_s)
+
+
+def serialized(dataset: Any) -> Callable[[], Any]:
+    """What makes `dataset` again in another process, as part of a function that runs there."""
+    spec = dataset.element_spec
+    graph = coordinator_values.serialize_dataset_to_graph(dataset)
+    return lambda: coordinator_values.deserialize_dataset_from_graph(graph, spec)
 
 
 def create_on_each_worker(

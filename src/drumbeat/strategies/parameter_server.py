@@ -111,13 +111,10 @@ class _Extended(ParameterServerExtended):
         return results
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        beside = kwargs.get("colocate_with")
+        beside: Any = kwargs.get("colocate_with")
         if not shards.is_sharded(beside):
             return super()._create_variable(next_creator, **kwargs)
-        initial: Any = kwargs.pop("initial_value")
-        if callable(initial):
-            initial = initial()
-        whole: Any = tf.convert_to_tensor(initial, dtype=kwargs.get("dtype"))
+        whole: Any = _evaluated(kwargs.pop("initial_value"), kwargs.get("dtype"))
         name = kwargs.pop("name", None) or "Variable"
         kwargs.pop("shape", None)
         if whole.shape != beside.shape:
@@ -133,6 +130,13 @@ class _Extended(ParameterServerExtended):
                 )
             )
         return ShardedVariable(parts, name=name)
+
+
+def _evaluated(initial: Any, dtype: Any) -> Any:
+    """An initial value as a tensor."""
+    if callable(initial):
+        return _evaluated(initial(), dtype)
+    return tf.convert_to_tensor(initial, dtype=dtype)
 
 
 def existing() -> ParameterServerStrategy | None:

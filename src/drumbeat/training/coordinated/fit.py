@@ -21,7 +21,7 @@ from drumbeat.errors import DataError
 from drumbeat.strategies.choose import DEFAULT_TIMEOUT_S
 from drumbeat.strategies.parameter_server import ParameterServerStrategy
 from drumbeat.training import journal, resuming
-from drumbeat.training.coordinated import placing, predicting, sources, staleness
+from drumbeat.training.coordinated import failures, placing, predicting, sources, staleness
 from drumbeat.training.coordinated.loops import Pass
 from drumbeat.training.coordinated.window import Window
 
@@ -104,7 +104,7 @@ def _around(model: Any, strategy: ParameterServerStrategy) -> Iterator[None]:
     loops = loops_of(model)
     _running.append(model)
     try:
-        with strategy.extended.leaving_datasets():
+        with strategy.extended.leaving_datasets(), failures.shorter():
             yield
     except BaseException:
         loops.window.clear()

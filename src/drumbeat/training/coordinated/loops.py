@@ -31,6 +31,7 @@ class Pass:
     Attributes:
         left: Executions that Keras will still ask for, the present one too; None if it
             doesn't know.
+        total: Steps of the whole pass; None if Keras doesn't know.
         late: Updates between reading and updating, summed over all steps.
         steps: That were made and update the model.
         draining: Begin nothing new until all that is under way is finished.
@@ -38,12 +39,14 @@ class Pass:
 
     def __init__(self, window: Window, workers: int) -> None:
         self.left: int | None = None
+        self.total: int | None = None
         self.late = 0.0
         self.steps = 0
         self.draining = False
         self._window = window
         self._workers = workers
         self._numbers = 0
+        self._done = 0
         self._is_out = False
         self._refused = 0
 
@@ -60,7 +63,10 @@ class Pass:
             total: Its steps; None if unknown.
             per_execution: Steps that Keras asks for at once.
         """
+        self.total = total
         for begin, end, iterator in original:
+            if not self._done:
+                self._done = begin  # made before a restart
             self.left = None if total is None else -(-(total - begin) // per_execution)
             yield begin, end, iterator
 
@@ -77,19 +83,32 @@ class Pass:
         """
         if self.is_quiet:
             self.draining = False
+        logs = None
         while True:
             self._fill(steps, iterator, per_execution)
+            if self.is_quiet and logs is not None:
+                return logs
             if self.is_quiet:
                 raise StopIteration
-            logs, late, made = self._window.take().value
+            given, late, made = self._window.take().value
             if int(made):
+                logs = given
                 self._refused = 0
                 self._count(late, made)
+                self._done += int(made)
+                if self.left == 1 and self._is_short(iterator):
+                    continue  # workers' data ended within their executions
                 return logs
             # A worker whose data is at its end: others may still have some.
             self._refused += 1
             if self.is_quiet and self._refused >= _SURE * self._workers:
                 self._is_out = True
+
+    def _is_short(self, iterator: Any) -> bool:
+        """Whether steps are missing that Keras will not ask for."""
+        if self.total is None or not is_of_workers(iterator) or self._is_out:
+            return False
+        return self._done < self.total
 
     def finish(self) -> None:
         """Waits for what is under way; what it logs is of no more use."""
@@ -108,6 +127,8 @@ class Pass:
         limit = 2 * self._workers
         if self.left is not None:
             limit = min(limit, self.left)
+        if self.total is not None and is_of_workers(iterator):
+            limit = min(2 * self._workers, -(-(self.total - self._done) // per_execution))
         while len(self._window) < limit and not self._is_out:
             if is_of_workers(iterator):
                 function = steps.on_iterator(*specs_of_iterators(iterator), per_execution)

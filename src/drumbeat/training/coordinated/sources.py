@@ -21,6 +21,7 @@ from drumbeat.tf_internals import (
     create_on_each_worker,
     function_of_distributed,
     is_per_worker_dataset,
+    serialized,
     shifted_seed,
     undistributed,
     worker_iterator_spec,
@@ -113,10 +114,12 @@ def on_chief(data: Any) -> Any:
 
 
 def _sharded(data: Any, policy: Any) -> Callable[[Any], Any]:
+    make = serialized(data)
+
     def dataset_fn(context: tf.distribute.InputContext) -> Any:
         if policy is _Policy.OFF:
-            return data
-        return auto_shard(data, context.num_input_pipelines, context.input_pipeline_id)
+            return make()
+        return auto_shard(make(), context.num_input_pipelines, context.input_pipeline_id)
 
     return dataset_fn
 
@@ -167,7 +170,14 @@ def _traced(function: Any, number: int, count: int, strategy: ParameterServerStr
     made = tf.function(lambda: _call(function, context), autograph=False)
     # Pipelines that shuffle all rows shall not all have the same order.
     with shifted_seed(number):
-        return made.get_concrete_function()
+        concrete = made.get_concrete_function()
+    if any(tensor.dtype == tf.variant for tensor in concrete.captured_inputs):
+        raise DataError(
+            "The dataset function uses a dataset that was made outside of it, in the chief's "
+            "process, where workers can't read it. Make all of it within the function; or give "
+            "fit the dataset itself, which the chief then reads for the workers."
+        )
+    return concrete
 
 
 def _lengths(makers: list[Any], window: Window) -> list[int]:

@@ -65,7 +65,7 @@ class Steps:
             spec: Of their elements.
             count: How many.
         """
-        key = ("iterator", _key(spec), count)
+        key = (str(iterator), _key(spec), count)
         if key not in self._made:
             self._made[key] = self._trace_iterator(iterator, spec, count)
         return self._made[key]
@@ -77,7 +77,7 @@ class Steps:
     def _once(self, batch: Any) -> tuple[Any, Any, Any]:
         optimizer = self._model.optimizer if self._trains else None
         updates = None if optimizer is None else touch.update_count(optimizer)
-        before: Any = None if updates is None else tf.convert_to_tensor(updates)
+        before = None if updates is None else tf.identity(updates)
         counted = [v for metric in self._model.metrics for v in metric.variables if is_on_ps(v)]
         fixed = [] if optimizer is None else touch.numbers_of(optimizer)
         with views.of_step(counted, [v for v in fixed if is_on_ps(v)]):
@@ -85,8 +85,7 @@ class Steps:
         logs = tf.nest.map_structure(tf.convert_to_tensor, {} if logs is None else logs)
         late = tf.constant(-1.0)
         if before is not None:
-            others: Any = tf.convert_to_tensor(updates) - before - 1  # pyright: ignore[reportArgumentType]
-            late = tf.cast(tf.maximum(others, 0), tf.float32)
+            late = tf.cast(tf.maximum(tf.identity(updates) - before - 1, 0), tf.float32)
         return logs, late, tf.constant(1)
 
     def _traced_once(self, spec: Any) -> Any:
@@ -110,7 +109,11 @@ class Steps:
                     lambda leaf, known: tf.ensure_shape(leaf[start:stop], known.shape), packed, spec
                 )
 
-            return _loop(once, tf.size(rows), lambda number: (tf.constant(True), batch_of(number)))
+            return _loop(
+                once,
+                tf.size(rows),
+                lambda number: (tf.constant(True), lambda: batch_of(number)),
+            )
 
         packed_spec = _packed_spec(spec, count)
         with self._strategy.scope():
@@ -122,7 +125,11 @@ class Steps:
         once = self._traced_once(spec)
 
         def from_iterator(own: Any) -> Any:
-            return _loop(once, tf.constant(count), lambda number: own.get_next_as_optional())
+            def next_batch(number: Any) -> Any:
+                optional = own.get_next_as_optional()
+                return optional.has_value(), optional.get_value
+
+            return _loop(once, tf.constant(count), next_batch)
 
         with self._strategy.scope():
             return _function(from_iterator).get_concrete_function(iterator)
@@ -133,17 +140,21 @@ def _function(python: Callable[..., Any]) -> Any:
 
 
 def _loop(once: Any, count: Any, batch_of: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
-    """Calls `once` with up to `count` batches, as far as there are any."""
+    """Calls `once` with up to `count` batches, as far as there are any.
+
+    Args:
+        once: Concrete.
+        count: A number, as a tensor.
+        batch_of: For the number of a batch: whether there is one, and what returns it.
+    """
     logs, late, steps = (_blank(part) for part in once.structured_outputs)
 
     def step(number: Any, more: Any, logs: Any, late: Any, steps: Any) -> Any:
         del more
-        found: Any = batch_of(number)
-        there, batch = found if isinstance(found, tuple) else (found.has_value(), None)
+        there, batch = batch_of(number)
 
         def make() -> Any:
-            own = found.get_value() if batch is None else batch
-            new_logs, one_late, one = once(own)
+            new_logs, one_late, one = once(batch())
             return new_logs, late + one_late, steps + one
 
         made = tf.cond(there, make, lambda: (logs, late, steps))

@@ -110,6 +110,15 @@ class ShardedKerasVariable(keras.Variable):
     def __array__(self, dtype: Any = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype)
 
+    def _serialize_to_tensors(self) -> dict[str, Any]:
+        # As one tensor, so that a checkpoint fits variables in other parts, or in none.
+        return {"VARIABLE_VALUE": tf.convert_to_tensor(self._value)}
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        own: Any = self._value
+        own.assign(tf.ensure_shape(restored_tensors["VARIABLE_VALUE"], self._shape))
+        return own
+
     def __getitem__(self, idx: Any) -> Any:
         return tf.convert_to_tensor(self.value)[idx]
 
@@ -189,12 +198,8 @@ def _look_up(table: Any, indices: Any) -> Any:
 def _adding(name: str) -> Callable[..., Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def add(self: Any, value: Any) -> Any:
-            variable: Any = views.owner_of(self)
-            if variable is None and is_on_ps(self):
-                variable = self.value
-            # A tensor where it is cast for mixed precision.
-            is_plain = variable is None or isinstance(variable, tf.Tensor)
-            if is_plain or touch.in_stateless_scope():
+            variable = _to_add_to(self)
+            if variable is None:
                 return original(self, value)
             getattr(variable, name)(tf.cast(value, variable.dtype))
             return tf.convert_to_tensor(variable)
@@ -202,3 +207,14 @@ def _adding(name: str) -> Callable[..., Any]:
         return add
 
     return make
+
+
+def _to_add_to(variable: Any) -> Any:
+    """TensorFlow's variable on the ps tasks, if that is what is to be added to; else None."""
+    if touch.in_stateless_scope():
+        return None
+    owner = views.owner_of(variable)
+    if owner is None and is_on_ps(variable):
+        # A tensor where it is cast for mixed precision.
+        owner = None if isinstance(variable.value, tf.Tensor) else variable.value
+    return owner

@@ -11,18 +11,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from drumbeat.errors import CollectiveTimeout, DrumbeatError
+from drumbeat.errors import CollectiveTimeout
 from drumbeat.tf_internals import is_finished, wait_for
+from drumbeat.training.coordinated import failures
 
 logger = logging.getLogger("drumbeat")
 
 _LOOK_S = 0.002
 """How long to wait for the oldest before looking at the others: with one function queued for
 each worker beside the one that it runs, no worker waits for so long."""
-
-
-class ServerLost(DrumbeatError):
-    """A parameter server is gone, and with it the variables that it held."""
 
 
 @dataclass(frozen=True)
@@ -102,23 +99,11 @@ class Window:
     def _telling_errors(self) -> Iterator[None]:
         try:
             yield
-        except tf.errors.OpError as error:
+        except Exception as error:
             self._flying.clear()
-            # Nothing else runs when the error is told; it would be raised again later.
+            # Nothing else runs when the error is told; the coordinator would tell it again later.
             with contextlib.suppress(Exception):
                 self._coordinator.join()
-            if _is_of_server(error):
-                raise ServerLost(
-                    "A parameter server is gone, and with it the variables that it held: "
-                    f"{_first_line(error)}"
-                ) from error
+            if isinstance(error, tf.errors.OpError):
+                raise failures.told(error) from None
             raise
-
-
-def _is_of_server(error: tf.errors.OpError) -> bool:
-    gone = isinstance(error, tf.errors.UnavailableError | tf.errors.AbortedError)
-    return gone and "/job:ps" in str(error)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), "")
