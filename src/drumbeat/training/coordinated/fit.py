@@ -16,9 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
-from drumbeat.cluster.identity import Identity
+from drumbeat.cluster.identity import DEFAULT_TIMEOUT_S, Identity
 from drumbeat.errors import DataError
-from drumbeat.strategies.choose import DEFAULT_TIMEOUT_S
 from drumbeat.strategies.parameter_server import ParameterServerStrategy
 from drumbeat.training import journal, resuming
 from drumbeat.training.coordinated import failures, placing, predicting, sources, staleness
