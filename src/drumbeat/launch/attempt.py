@@ -87,7 +87,7 @@ class Attempt:
             machine=machine,
             run_dir=run_dir,
             roster=client.roster,
-            process_count=len(self._tasks),
+            tasks=self._tasks,
             world_size=self._cluster.world_size,
             collectives=collectives,
             job_id=job_id,

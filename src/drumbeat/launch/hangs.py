@@ -86,6 +86,8 @@ class HangWatch:
         self.killed: set[str] = set()
         self._lost: set[str] = set()
         self._down: set[str] = set()
+        self._servers: set[str] = set()
+        self._stopped_since_s: dict[str, float] = {}
         self._look = asyncio.Event()
         self._base_s = 0.0
         # What other nodes have told, by their workers' names, and what they have been told.
@@ -94,7 +96,9 @@ class HangWatch:
         self._told: dict[str, dict[str, Any]] = {}
 
     def add(self, worker: Worker) -> None:
-        """Looks after one more worker, if it takes part in the training."""
+        """Looks after one more worker, if it takes part in the training or serves it."""
+        if worker.task.is_server:
+            self._servers.add(worker.task.name)
         if worker.task.rank >= 0:
             self._workers[worker.task.name] = worker
             self._waiting[worker.task.name] = WaitingNote(worker.progress.fd)
@@ -141,6 +145,7 @@ class HangWatch:
             if now_s - last_s > _GAP_S or self._down:
                 self._base_s = now_s
             last_s = now_s
+            self._end_stopped_servers(now_s)
             readings = [self._read(worker) for worker in self._workers.values()]
             await self._tell(readings, now_s)
             if any(worker.progress.requests() for worker in self._workers.values()):
@@ -149,6 +154,20 @@ class HangWatch:
             if found:
                 self.report()
                 return [await self._failure(finding) for finding in found]
+
+    def _end_stopped_servers(self, now_s: float) -> None:
+        """Kills servers that stand still, as a coordinator would wait for them for ever.
+
+        One that is idle sleeps, which nobody can tell from one that hangs in a call.
+        """
+        hang_s = self._limits.hang_s
+        limit_s = hang.SHORTEST_LIMIT_S if hang_s is None else hang_s
+        for name in self._servers:
+            if _state_of(self._parent.pid_of(name)) != _STOPPED:
+                self._stopped_since_s.pop(name, None)
+            elif now_s - self._stopped_since_s.setdefault(name, now_s) >= limit_s > 0:
+                self._note(f"{name} stands still (SIGSTOP) for {limit_s:g} s and is killed.")
+                self._parent.signal_worker(name, signal.SIGKILL)
 
     def report(self) -> None:
         """Shows where each worker of this node is."""

@@ -32,7 +32,7 @@ class Requests:
         machine: Where.
         run_dir: Folder for logs.
         roster: All nodes.
-        process_count: How many processes this node has.
+        tasks: The processes of this node.
         world_size: How many tasks of the cluster have a rank.
         collectives: "mpi" or "tensorflow".
         job_id: Names the job; 16 hexadecimal digits.
@@ -44,7 +44,7 @@ class Requests:
     machine: Machine
     run_dir: Path
     roster: Sequence[Node]
-    process_count: int
+    tasks: Sequence[LocalTask]
     world_size: int
     collectives: str
     job_id: str
@@ -107,11 +107,16 @@ class Requests:
         )
 
     def _share(self, task: LocalTask) -> environment.Share:
-        devices = self.settings.devices_per_worker
-        share = self.machine.share(task.local_rank, self.process_count, devices)
-        if share.gpu is None or task.uses_devices:
+        devices, count = self.settings.devices_per_worker, len(self.tasks)
+        if self.settings.has_servers and task.uses_devices:
+            # The others of the node mostly wait for those that compute, which come first.
+            count = sum(other.uses_devices for other in self.tasks)
+        share = self.machine.share(task.local_rank, count, devices)
+        if task.uses_devices:
             return share
-        return dataclasses.replace(share, gpu=environment.NO_GPU)
+        cpus = () if self.settings.has_servers else share.cpus
+        gpu = None if share.gpu is None else environment.NO_GPU
+        return dataclasses.replace(share, cpus=cpus, gpu=gpu)
 
     def _mpi_variables(self, rank: int, fd: int) -> dict[str, str]:
         chosen = mpi_environment(self.roster, self.settings.node_rank)
@@ -128,7 +133,7 @@ class Requests:
             rank=task.rank,
             world_size=1 if alone else self.world_size,
             local_rank=0 if alone else task.local_rank,
-            local_world_size=1 if alone else self.process_count - others,
+            local_world_size=1 if alone else len(self.tasks) - others,
             collectives=self.collectives,
             run_dir=str(self.run_dir),
             name=task.name,
