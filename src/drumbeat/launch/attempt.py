@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from drumbeat.cluster import faults
@@ -184,13 +184,14 @@ class Attempt:
         return [self._pages[task.name] for task in self._tasks if task.rank >= 0]
 
     async def let_end(self, grace_s: float, hurry: asyncio.Event) -> None:
-        """Waits for workers that are about to end."""
-        await self._ends(grace_s, hurry)
+        """Waits for workers that are about to end; servers and evaluators were not asked to."""
+        names = [task.name for task in self._tasks if task.rank >= 0]
+        await _until(self._parent.running_of(names), grace_s, hurry)
 
     async def let_save(self, grace_s: float, hurry: asyncio.Event) -> None:
         """After the first worker has stopped to make room: lets the others do so."""
         self.ask_to_stop()
-        await self._ends(grace_s, hurry)
+        await self.let_end(grace_s, hurry)
 
     async def stop(self, grace_s: float, hurry: asyncio.Event) -> None:
         """TERM, then KILL after the grace, or at once when there is a hurry."""
@@ -200,14 +201,8 @@ class Attempt:
         for page in self._pages.values():
             page.request(Request.DIE)
         parent.signal_workers(signal.SIGTERM)
-        await self._ends(grace_s, hurry)
+        await _until(parent.running, grace_s, hurry)
         parent.signal_workers(signal.SIGKILL)
-
-    async def _ends(self, grace_s: float, hurry: asyncio.Event) -> None:
-        hurried = asyncio.ensure_future(hurry.wait())
-        ended = asyncio.gather(*self._parent.running, return_exceptions=True)
-        await asyncio.wait({hurried, ended}, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
 
     async def kill(self) -> None:
         """Ends the workers at once: after a failure they wait for each other in vain.
@@ -353,3 +348,13 @@ class Attempt:
             return [page.fd], [PROGRESS_VARIABLE]
         fds = self._memory.fds
         return [page.fd, *fds], [PROGRESS_VARIABLE, *[MEMORY_VARIABLE] * len(fds)]
+
+
+async def _until(
+    ends: Sequence[asyncio.Future[int]], timeout_s: float, hurry: asyncio.Event
+) -> None:
+    """Waits until all have come to an end, there is a hurry, or the time is over."""
+    hurried = asyncio.ensure_future(hurry.wait())
+    ended = asyncio.gather(*ends, return_exceptions=True)
+    await asyncio.wait({hurried, ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    hurried.cancel()

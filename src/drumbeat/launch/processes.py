@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,11 @@ class ParentProcess:
     @property
     def running(self) -> list[asyncio.Future[int]]:
         """The ends of the workers that have not ended."""
-        return [end for end in self._ends.values() if not end.done()]
+        return self.running_of(self._ends)
+
+    def running_of(self, names: Iterable[str]) -> list[asyncio.Future[int]]:
+        """The ends of those of them that have not ended."""
+        return [self._ends[name] for name in names if not self._ends[name].done()]
 
     async def stop(self) -> None:
         """Ends the parent, within 2 s, and with it whatever of the workers is left."""
