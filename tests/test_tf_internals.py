@@ -282,3 +282,34 @@ def test_whether_operations_are_deterministic_is_known() -> None:
         assert tf_internals.is_op_determinism()
     finally:
         tf_internals.config.disable_op_determinism()
+
+
+def test_a_variable_can_become_one_of_a_class_of_our_own() -> None:
+    import tensorflow as tf
+
+    from drumbeat import tf_internals
+
+    class Own(tf_internals.ResourceVariable):
+        def assign_add(self, delta: object, *args: object, **kwargs: object) -> object:
+            return super().assign_add(2 * tf.convert_to_tensor(delta), *args, **kwargs)
+
+    variable = tf.Variable(1.0, aggregation=tf.VariableAggregation.SUM)
+    assert type(variable) is tf_internals.ResourceVariable
+    variable.__class__ = Own
+    tf.function(lambda: variable.assign_add(3.0))()
+    assert float(variable) == 7.0
+
+
+def test_strategies_of_tensorflow_s_own_can_be_subclassed_with_other_machinery() -> None:
+    import tensorflow as tf
+
+    from drumbeat import tf_internals
+
+    for cls in (tf_internals.TFMirroredStrategy, tf_internals.TFCentralStorageStrategy):
+
+        class Own(cls):
+            def __init__(self) -> None:
+                tf.distribute.Strategy.__init__(self, tf_internals.StrategyExtendedV1(self))
+
+        assert isinstance(Own(), cls)
+        assert type(Own().extended) is tf_internals.StrategyExtendedV1

@@ -169,9 +169,10 @@ class Replicas:
     def _in_lockstep(self, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         lockstep = Lockstep(_scopes())
         bodies = []
-        split = _Split(args, kwargs, self)
-        for index in range(self.count):
-            own_args, own_kwargs = split.take(index)
+        with tf.device("CPU:0"):  # Where batches come from, and where slices look for bounds.
+            split = _Split(args, kwargs, self)
+            parts = [split.take(index) for index in range(self.count)]
+        for index, (own_args, own_kwargs) in enumerate(parts):
             rows = num_rows((own_args, own_kwargs))
             replica = Replica(
                 self.first + index,

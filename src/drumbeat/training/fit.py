@@ -21,6 +21,7 @@ from drumbeat.data.rows import Span
 from drumbeat.errors import DataError
 from drumbeat.state.progress import Activity
 from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.strategies.local_devices import LocalDevicesStrategy
 from drumbeat.strategies.rebalance import Rebalancer
 from drumbeat.training import (
     absence,
@@ -145,8 +146,10 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = signature.bind(self, *args, **kwargs).arguments
         goes_on = passes.callbacks(arguments)
         if strategy is None:
-            _warn_of_training_alone(os.environ)
+            _warn_of_training_alone(self.distribute_strategy, os.environ)
             return _run(original, self, None, arguments, goes_on)
+        if isinstance(strategy, LocalDevicesStrategy):
+            _warn_of_training_alone(strategy, os.environ)
         _prepare(self, strategy)
         given: Any = arguments.get("callbacks")
         watcher = stopping.watcher(given, self, strategy.communicator)
@@ -186,10 +189,19 @@ def _run(
         return result
 
 
-def _warn_of_training_alone(env: Mapping[str, str]) -> None:
+def _warn_of_training_alone(strategy: tf.distribute.Strategy, env: Mapping[str, str]) -> None:
     """Say so where each of several workers trains a model that the others know nothing of."""
     identity = Identity.from_env(env)
     if identity is None or identity.world_size == 1 or identity.rank != 0:
+        return
+    if isinstance(strategy, LocalDevicesStrategy):
+        logger.warning(
+            "%s trains on the devices of one process, so each of the %d workers trains its own "
+            "copy of this model on all of the data. To train one model together, give drumbeat "
+            "run --strategy multi-worker, or use tf.distribute.MultiWorkerMirroredStrategy().",
+            type(strategy).__name__,
+            identity.world_size,
+        )
         return
     logger.warning(
         "This model was made outside of strategy.scope(), so each of the %d workers trains its "
