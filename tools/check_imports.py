@@ -20,7 +20,7 @@ PACKAGE = "drumbeat"
 BELOW_TRAINING = frozenset({"collectives", "data", "state", "cluster"})
 BELOW_CLI = frozenset({"control", "cluster"})
 MAY_IMPORT: dict[str, frozenset[str]] = {
-    "cli": frozenset({"platforms", "monitor", "launch"}) | BELOW_CLI,
+    "cli": frozenset({"platforms", "monitor", "launch", "porting"}) | BELOW_CLI,
     "platforms": BELOW_CLI,
     "monitor": BELOW_CLI,
     "launch": BELOW_CLI | {"state"},
@@ -37,6 +37,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "__main__": frozenset({"cli", "auto"}),
     "auto": frozenset({"training", "launch"}),
     "hook": frozenset({"auto"}),
+    "porting": frozenset(),
     "errors": frozenset(),
     "legacy_names": frozenset(),
     "tf_internals": frozenset(),

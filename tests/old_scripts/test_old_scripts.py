@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from drumbeat.porting.engine import port
 
 FOLDER = Path(__file__).parent
 SCRIPTS = sorted(path for path in FOLDER.glob("*.py") if not path.name.startswith("test_"))
@@ -36,6 +40,20 @@ def weights_after(script: Path, workers: int, folder: Path, *options: str) -> li
 def test_it_runs_and_all_workers_end_alike(script: Path, workers: int, tmp_path: Path) -> None:
     weights = weights_after(script, workers, tmp_path)
     assert len(set(weights)) == 1, weights
+
+
+@pytest.mark.timeout(2 * DEADLINE_S + 30)
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_ported_it_trains_the_same_model(script: Path, tmp_path: Path) -> None:
+    """`drumbeat port` leaves nothing that Keras 3 doesn't have, and no number changed."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    ported = after / script.name
+    ported.write_text(port(script.read_text(encoding="utf-8")).text, encoding="utf-8")
+    was = weights_after(script, 2, before, "--seed", "7")
+    now = weights_after(ported, 2, after, "--seed", "7", "--strict-names")
+    np.testing.assert_allclose(json.loads(now[0]), json.loads(was[0]), rtol=1e-5, atol=1e-6)
 
 
 def test_there_are_enough_of_them() -> None:

@@ -11,6 +11,7 @@ import typer
 from drumbeat import __version__
 from drumbeat.cli.check import check
 from drumbeat.cli.hook import install_hook, remove_hook
+from drumbeat.cli.port import port
 from drumbeat.cli.tune import tune
 from drumbeat.cluster import strategy_names
 from drumbeat.cluster.averaging import OUTER_METAVAR
@@ -427,3 +428,4 @@ app.command(
 app.command()(tune)
 app.command("install-hook")(install_hook)
 app.command("remove-hook")(remove_hook)
+app.command(no_args_is_help=True)(port)

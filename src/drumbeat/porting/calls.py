@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import libcst as cst
+from libcst import matchers as m
 
 from drumbeat import legacy_names as names
 from drumbeat.porting import edits, known, moved
 from drumbeat.porting.context import Context
+from drumbeat.porting.options import text_of
 
 MULTI_WORKER = "tensorflow.distribute.experimental.MultiWorkerMirroredStrategy"
 _IMPLEMENTATIONS = "tensorflow.distribute.experimental.CommunicationOptions"
@@ -179,6 +181,44 @@ def graph_rewrite(context: Context, original: cst.Call, updated: cst.Call) -> cs
     # A fixed scale: one that is never raised.
     call = edits.with_keyword(call, "initial_scale", f"float({context.code(scale.value)})")
     return edits.with_keyword(call, "dynamic_growth_steps", "2**31 - 1")
+
+
+def notebook(context: Context, original: cst.Expr, updated: cst.Expr) -> Any:
+    """`get_ipython()`: what a converted notebook asks of the notebook's machine."""
+    call = original.value
+    method = method_of(call) if isinstance(call, cst.Call) else None
+    shell = m.Call(func=m.Name("get_ipython"))
+    if not isinstance(call, cst.Call) or method is None or not m.matches(method[0], shell):
+        return updated
+    if method[1] == "run_cell_magic":
+        if context.before(original, _cell(context, call)):
+            return cst.RemoveFromParent()
+    elif "\n" not in context.code(call) and context.comment(original, context.code(call)):
+        return cst.Pass()
+    context.note(original, names.NOTEBOOK.notice)
+    return updated
+
+
+def _cell(context: Context, call: cst.Call) -> str:
+    """What a cell does for which IPython is asked: it runs, or becomes a file."""
+    words = [text_of(arg.value) for arg in call.args]
+    if len(words) != 3 or not all(isinstance(word, str) for word in words):
+        return ""
+    magic, line, cell = (word or "" for word in words)
+    if magic in _TIMED:
+        try:
+            cst.parse_module(cell)
+        except cst.ParserSyntaxError:
+            return ""
+        return cell.rstrip() + "\n"
+    if magic != "writefile" or not line.split():
+        return ""
+    pathlib = context.module("pathlib")
+    written = context.code(call.args[2].value)
+    return f"{pathlib}.Path({line.split()[-1]!r}).write_text({written}, encoding='utf-8')\n"
+
+
+_TIMED = ("time", "timeit", "capture", "prun")
 
 
 RULES = (

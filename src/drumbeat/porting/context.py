@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import libcst as cst
+from libcst import matchers as m
 from libcst import metadata
 
+from drumbeat.porting import edits
 from drumbeat.porting.kinds import Kinds
 from drumbeat.porting.options import Options
 from drumbeat.porting.scopes import Scopes
@@ -38,6 +40,7 @@ class Context:
         self.imports: list[str] = []
         self.helpers: dict[str, str] = {}
         self.files: Any = None  # for the rules about files, which fill it
+        self.comments: dict[cst.CSTNode, str] = {}
         self._before: dict[cst.CSTNode, list[str]] = {}
         self._texts = {node.value for node in _names(wrapper.module)}
 
@@ -48,6 +51,23 @@ class Context:
     def note(self, node: cst.CSTNode, text: str) -> None:
         """Leaves `node` to a human."""
         self.notes.add(Note(self.scopes.line(node), text))
+
+    def arguments(self, node: cst.Name) -> list[cst.BaseExpression]:
+        """What the script's own calls give for the parameter that `node` stands for."""
+        param = self.scopes.defined(node, cst.Param)
+        if param is None:
+            return []
+        function = self.scopes.enclosing(param, cst.FunctionDef)
+        if function is None or param not in function.params.params:
+            return []
+        position = list(function.params.params).index(param)
+        given = [param.default] if param.default is not None else []
+        for call in m.findall(self.scopes.module, m.Call(func=m.Name(function.name.value))):
+            assert isinstance(call, cst.Call)  # noqa: S101
+            if self.scopes.defined(call.func, cst.FunctionDef) is function:
+                arg = edits.find(call, node.value, position)
+                given += [arg.value] if arg is not None else []
+        return given
 
     def code(self, node: cst.CSTNode) -> str:
         """The text of `node`."""
@@ -99,10 +119,17 @@ class Context:
         """
         around = self.scopes.enclosing(node, cst.SimpleStatementLine)
         block = self.scopes.enclosing(node, cst.BaseCompoundStatement)
-        if around is None or (block is not None and _holds(around, block)):
+        if not statement or around is None or (block is not None and _holds(around, block)):
             return False
         self._before.setdefault(around, []).append(statement)
         return True
+
+    def comment(self, node: cst.CSTNode, text: str) -> bool:
+        """Has `text` be a comment at the end of the line that `node` is in, if there is one."""
+        around = self.scopes.enclosing(node, cst.SimpleStatementLine)
+        if around is not None:
+            self.comments[around] = text
+        return around is not None
 
     def take_before(self, line: cst.CSTNode) -> Iterable[str]:
         """The statements to put in front of `line`."""

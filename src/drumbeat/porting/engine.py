@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import libcst as cst
 from libcst import metadata
 
 from drumbeat.errors import ConfigError
-from drumbeat.porting import calls, files, methods, moved, values
+from drumbeat.porting import calls, downloads, files, methods, moved, values
 from drumbeat.porting.context import Context, Note
 
 Rule = Callable[[Context, Any, Any], Any]
@@ -22,9 +21,9 @@ RULES: dict[type, tuple[Rule, ...]] = {
     cst.Attribute: (values.reduction, moved.attribute, methods.attribute),
     cst.ImportFrom: (moved.import_from,),
     cst.Import: (moved.import_modules,),
-    cst.Call: (*calls.RULES, *methods.RULES, *values.RULES, *files.RULES),
+    cst.Call: (*calls.RULES, *methods.RULES, *values.RULES, *files.RULES, *downloads.RULES),
     cst.FunctionDef: (methods.own_reset_states,),
-    cst.Expr: (methods.minimize,),
+    cst.Expr: (methods.minimize, calls.notebook),
     cst.Assign: (methods.assigned_to_itself,),
 }
 _KERAS = re.compile(r"keras|tensorflow")
@@ -80,9 +79,7 @@ def _pass(text: str) -> tuple[str, list[Note]]:
     try:
         wrapper = metadata.MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     except cst.ParserSyntaxError as error:
-        raise ConfigError(
-            f"line {error.raw_line} is not Python {sys.version_info[0]}.{sys.version_info[1]}"
-        ) from None
+        raise ConfigError(f"line {error.raw_line} is not Python 3") from None
     context = Context(wrapper)
     module = wrapper.module.visit(_Porter(context))
     return _with_additions(module, context).code, sorted(context.notes)
@@ -106,12 +103,25 @@ class _Porter(cst.CSTTransformer):
 
 def _with_lines_before(context: Context, original: cst.CSTNode, updated: Any) -> Any:
     texts = context.take_before(original)
-    if not isinstance(updated, cst.SimpleStatementLine) or not texts:
+    if not isinstance(updated, cst.SimpleStatementLine):
+        return updated
+    if original in context.comments:
+        return _with_comment(updated, context.comments[original])
+    if not texts:
         return updated
     config = context.scopes.module.config_for_parsing
-    new = [cst.parse_statement(text, config=config) for text in texts]
+    new: list[Any] = [part for text in texts for part in cst.parse_module(text, config).body]
     first = new[0].with_changes(leading_lines=updated.leading_lines)
-    return cst.FlattenSentinel([first, *new[1:], updated.with_changes(leading_lines=())])
+    rest = [updated.with_changes(leading_lines=())] if updated.body else []
+    return cst.FlattenSentinel([first, *new[1:], *rest])
+
+
+def _with_comment(line: cst.SimpleStatementLine, text: str) -> cst.SimpleStatementLine:
+    before = line.trailing_whitespace.comment
+    comment = cst.Comment(f"# {text}  {before.value}" if before else f"# {text}")
+    space = cst.SimpleWhitespace("  ")
+    end = line.trailing_whitespace.with_changes(whitespace=space, comment=comment)
+    return line.with_changes(trailing_whitespace=end)
 
 
 def _with_additions(module: cst.Module, context: Context) -> cst.Module:

@@ -7,6 +7,7 @@ path that another script writes is left to a human.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import libcst as cst
 from libcst import matchers as m
@@ -173,18 +174,15 @@ def saving(context: Context, original: cst.Call, updated: cst.Call) -> cst.Call:
     if name == _CHECKPOINT or (saved := _files(context).saved_by(original)) is None:
         return updated
     position = 1 if name in _SAVES else 0
-    before, path = (edits.find(call, "filepath", position) for call in (original, updated))
-    if before is None or path is None:
+    before = edits.find(original, "filepath", position)
+    if before is not None and not saved.known:
+        context.note(original, _unseen(context, before, _kind_of(saved)))
         return updated
-    old_name = names.SAVE_WEIGHTS if saved.weights else names.SAVE_FOLDER
-    if not saved.known:
-        # Of a path whose end can't be seen nothing is said where it is made by format.
-        context.note(original, _unseen(context, before, old_name))
+    dropped = ("save_format",) if saved.old == saved.new else _OF_FOLDERS
+    updated = edits.without_names(updated, dropped)
+    path = edits.find(updated, "filepath", position)
+    if before is None or path is None or saved.old == saved.new:
         return updated
-    updated = edits.without_names(updated, ("save_format",))
-    if saved.old == saved.new:
-        return updated
-    updated = edits.without_names(updated, _OF_FOLDERS)
     changed = _with_ending(context, updated, path, saved, before.value)
     new_path = edits.find(changed, "filepath", position)
     if not saved.weights and saved.new == MODEL and _files(context).is_read_as_folder(saved):
@@ -348,34 +346,22 @@ def _kind_of(saved: Saved) -> names.Old:
     return names.SAVE_WEIGHTS if saved.weights else names.SAVE_FOLDER
 
 
-def downloads(context: Context, original: cst.Call, updated: cst.Call) -> cst.Call:
-    """`get_file` and `load_data` with a full path."""
-    name = name_of(context, original)
-    is_data = name.startswith("keras.datasets.") and name.endswith(".load_data")
-    argument = "path" if is_data else "fname"
-    before, given = (edits.find(call, argument, 0) for call in (original, updated))
-    if name != "keras.utils.get_file" and not is_data or before is None or given is None:
+def nothing_to_expect(context: Context, original: cst.Call, updated: cst.Call) -> Any:
+    """`load_weights(path).expect_partial()`: Keras 3's load_weights returns nothing."""
+    method, inner = method_of(original), method_of_value(original)
+    loads = inner is not None and inner[1] == "load_weights"
+    if not loads or method is None or method[1] not in _EXPECTED:
         return updated
-    template = _files(context).paths.template(before.value)
-    if not paths.is_full(template):
-        return updated
-    if is_data:
-        context.note(original, _LOAD_DATA)
-        return updated
-    last = template.rpartition("/")[2]
-    code, os_module = context.code(given.value), context.module("os")
-    where = f"{os_module}.path.dirname({code})"
-    name_code = f"{os_module}.path.basename({code})"
-    if text_of(given.value) is not None:
-        where, name_code = f'"{paths.folder(template)}"', f'"{last}"'
-    updated = edits.with_value(updated, given, cst.parse_expression(name_code))
-    updated = edits.with_keyword(updated, "cache_dir", where)
-    return edits.with_keyword(updated, "cache_subdir", '""')
+    return cst.ensure_type(updated.func, cst.Attribute).value
 
 
-_LOAD_DATA = (
-    "load_data with a full path is gone since Keras 3. Give the file's name only: it is looked "
-    "for in ~/.keras/datasets, or in datasets of the folder that KERAS_HOME names."
-)
+def method_of_value(call: cst.Call) -> tuple[cst.BaseExpression, str] | None:
+    """The method whose result `call` calls a method of."""
+    method = method_of(call)
+    inner = method[0] if method else None
+    return method_of(inner) if isinstance(inner, cst.Call) else None
 
-RULES = (saving, loading, looking, latest, checkpoint, downloads)
+
+_EXPECTED = ("expect_partial", "assert_consumed", "assert_existing_objects_matched")
+
+RULES = (nothing_to_expect, saving, loading, looking, latest, checkpoint)

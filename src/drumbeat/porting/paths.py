@@ -20,7 +20,9 @@ _FULL = ("os.path.abspath", "os.path.expanduser")
 # Holes whose text starts with the root of the file system.
 _ROOTED = re.compile(r"getcwd|gettempdir|mkdtemp|abspath|expanduser")
 _FOLDER = re.compile(r"(dir|directory|folder)['\"\])]*$", re.I)
-_NUMBER = re.compile(r"(^|[._])(epoch|step|version|number|timestamp|time)s?(\(\))?$", re.I)
+_NUMBER = re.compile(
+    r"(^|[._])(epoch|step|version|number|timestamp|time|index|rank|id)s?(\(\))?$", re.I
+)
 _HOLE = re.compile(r"\x00([^\x00]*)\x00")
 # What is filled in later: by str.format, Keras's callbacks, or the operator %.
 _FILLED = re.compile(r"\{[^{}]*\}|%[-#0-9.]*[sdif]|\x00[^\x00]*\x00")
@@ -125,13 +127,22 @@ class Paths:
             return None
         if values[0] is not None:
             return self.template(values[0], bound, depth)
-        return bound.get(node.value)
+        if node.value in bound:
+            return bound[node.value]
+        given = {self.template(value, {}, depth) for value in self._context.arguments(node)}
+        return given.pop() if len(given) == 1 else None
 
-    def tail(self, node: cst.CSTNode) -> str | None:
+    def tail(self, node: cst.CSTNode, depth: int = _DEPTH) -> str | None:
         """The end of the path's text: "" for some folder, None where it can't be known."""
+        values = self._context.scopes.values(node) if isinstance(node, cst.Name) else []
+        if len(values) > 1 and depth:
+            tails = [self.tail(value, depth - 1) if value else None for value in values]
+            return _common([tail for tail in tails if tail is not None], len(tails))
         template = self.template(node)
         if not template.endswith("\x00"):
             return template.rpartition("\x00")[2].rpartition("/")[2]
+        if re.search(r"[-_.0-9]\x00[^\x00/]*\x00$", template):
+            return ""  # a name with a number at its end
         last = _HOLE.findall(template)[-1]
         default = self._default(last)
         if default is not None:
@@ -146,6 +157,13 @@ class Paths:
         if not isinstance(attribute, cst.Attribute):
             return None
         return self._context.options.default_of(attribute)
+
+
+def _common(tails: list[str], wanted: int) -> str | None:
+    """One of the tails, where all are known and have the same ending."""
+    if len(tails) < wanted or len({ending(tail) for tail in tails}) != 1:
+        return None
+    return tails[0]
 
 
 def _joined(parts: list[str]) -> str:
@@ -205,10 +223,12 @@ def lengthened(context: Context, node: Any, old: str, new: str, *, strip: bool) 
     if inside is not None:
         return inside
     code = context.code(node)
-    plain = dotted(node) is not None
+    plain = not any(sign in code for sign in "\"'\\{}\n")
     if plain and not old and not strip:
         return cst.parse_expression(f'f"{{{code}}}{new}"')
-    text = code if code.startswith("str(") else f"str({code})"
+    is_sum = isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Add)
+    is_text = code.startswith("str(") or (is_sum and not old and not strip)
+    text = code if is_text else f"str({code})"
     text += '.rstrip("/")' if strip else ""
     text += f'.removesuffix("{old}")' if old else ""
     return cst.parse_expression(f'{text} + "{new}"')

@@ -130,7 +130,9 @@ def _of_variable(context: Context, node: cst.CSTNode, depth: int) -> str | None:
     }
     if len(kinds) == 1 and None not in kinds:
         return kinds.pop()
-    return _annotated(context, node)
+    annotated = _annotated(context, node)
+    given = {type_of(context, value, depth - 1) for value in context.arguments(node)}
+    return annotated or (given.pop() if len(given) == 1 else None)
 
 
 def _annotated(context: Context, node: cst.Name) -> str | None:
