@@ -28,7 +28,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-old-scripts test-oldest test-jax bench chaos recovery guarantees check format lock clean
+.PHONY: help setup demo test test-slow test-old-scripts test-oldest test-jax bench chaos recovery guarantees old-scripts-doc check format lock clean
 
 help: ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [N=workers of the demo] [ARGS='for pytest or the demo']"
@@ -79,6 +79,9 @@ recovery: $(STAMP) ## What a killed worker and snapshots cost (15 min, 2 idle co
 
 guarantees: $(STAMP) ## Compare models trained by 1 to 8 workers (10 min; ARGS=--write for the docs)
 	@$(BIN)/python benchmarks/guarantees.py $(ARGS)
+
+old-scripts-doc: $(STAMP) ## Write the tables of docs/old-scripts.md anew
+	@$(BIN)/python tools/old_scripts_doc.py --write
 
 check: $(STAMP) ## Lint, formatting, types and the direction of imports
 	@failed=; \

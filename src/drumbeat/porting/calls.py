@@ -199,6 +199,16 @@ def notebook(context: Context, original: cst.Expr, updated: cst.Expr) -> Any:
     return updated
 
 
+def notebook_value(context: Context, original: cst.Call, updated: cst.Call) -> cst.Call:
+    """`get_ipython()` whose answer is used."""
+    method = method_of(original)
+    shell = m.Call(func=m.Name("get_ipython"))
+    used = not isinstance(context.scopes.parents.get(original), cst.Expr)
+    if used and method is not None and m.matches(method[0], shell):
+        context.note(original, names.NOTEBOOK.notice)
+    return updated
+
+
 def _cell(context: Context, call: cst.Call) -> str:
     """What a cell does for which IPython is asked: it runs, or becomes a file."""
     words = [text_of(arg.value) for arg in call.args]
@@ -223,5 +233,5 @@ _TIMED = ("time", "timeit", "capture", "prun")
 
 RULES = (
     *(rate, synchronized, dropped, embedding, communication),
-    *(graph_rewrite, numpy_dataset, set_value, only_its_argument),
+    *(graph_rewrite, numpy_dataset, set_value, only_its_argument, notebook_value),
 )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import libcst as cst
-from libcst import matchers as m
 from libcst import metadata
 
 from drumbeat.porting import edits
@@ -42,7 +41,7 @@ class Context:
         self.files: Any = None  # for the rules about files, which fill it
         self.comments: dict[cst.CSTNode, str] = {}
         self._before: dict[cst.CSTNode, list[str]] = {}
-        self._texts = {node.value for node in _names(wrapper.module)}
+        self._texts = {node.value for node in self.scopes.all(cst.Name)}
 
     def name(self, node: cst.CSTNode) -> str | None:
         """The full name that `node` stands for."""
@@ -62,8 +61,7 @@ class Context:
             return []
         position = list(function.params.params).index(param)
         given = [param.default] if param.default is not None else []
-        for call in m.findall(self.scopes.module, m.Call(func=m.Name(function.name.value))):
-            assert isinstance(call, cst.Call)  # noqa: S101
+        for call in self.scopes.all(cst.Call):
             if self.scopes.defined(call.func, cst.FunctionDef) is function:
                 arg = edits.find(call, node.value, position)
                 given += [arg.value] if arg is not None else []
@@ -134,15 +132,6 @@ class Context:
     def take_before(self, line: cst.CSTNode) -> Iterable[str]:
         """The statements to put in front of `line`."""
         return self._before.get(line, ())
-
-
-def _names(module: cst.Module) -> Iterable[cst.Name]:
-    waiting: list[cst.CSTNode] = [module]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, cst.Name):
-            yield node
-        waiting.extend(node.children)
 
 
 def _holds(outer: cst.CSTNode, inner: cst.CSTNode) -> bool:

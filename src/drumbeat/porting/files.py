@@ -64,8 +64,7 @@ class Files:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.paths = Paths(context)
-        calls = m.findall(context.scopes.module, m.Call())
-        self._calls = [call for call in calls if isinstance(call, cst.Call)]
+        self._calls = context.scopes.all(cst.Call)
         self.saved = [s for call in self._calls if (s := self.saved_by(call)) is not None]
 
     def saved_by(self, call: cst.Call) -> Saved | None:
@@ -278,10 +277,9 @@ def latest(context: Context, original: cst.Call, updated: cst.Call) -> cst.Call:
     """`tf.train.latest_checkpoint(folder)` for `load_weights`."""
     if context.name(original.func) != _LATEST:
         return updated
-    readers = m.findall(
-        context.scopes.module, m.Call(func=m.Attribute(attr=m.Name("load_weights")), args=[m.Arg()])
-    )
-    args = [cst.ensure_type(call, cst.Call).args[0].value for call in readers]
+    reader = m.Call(func=m.Attribute(attr=m.Name("load_weights")), args=[m.Arg()])
+    calls = context.scopes.all(cst.Call)
+    args = [call.args[0].value for call in calls if m.matches(call, reader)]
     is_read = any(arg is original or _comes_from(context, arg, original) for arg in args)
     if not is_read:
         return updated

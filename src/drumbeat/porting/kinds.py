@@ -95,9 +95,10 @@ class Kinds:
         """What the class around assigns to the attribute `self.x`."""
         around = self._scopes.enclosing(node, cst.ClassDef)
         target = m.AssignTarget(m.Attribute(m.Name("self"), m.Name(node.attr.value)))
-        for found in m.findall(around, m.Assign(targets=[target])) if around else ():
-            assert isinstance(found, cst.Assign)  # noqa: S101
-            yield found.value
+        for found in self._scopes.all(cst.Assign) if around is not None else ():
+            is_it = m.matches(found, m.Assign(targets=[target]))
+            if is_it and self._scopes.enclosing(found, cst.ClassDef) is around:
+                yield found.value
 
     def _of_name(self, node: cst.Name, depth: int) -> str | None:
         if node.value == "self":

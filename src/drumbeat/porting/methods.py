@@ -38,7 +38,9 @@ def _renamed(updated: cst.Call, new: str) -> cst.Call:
 
 def _has_own(context: Context, method: str) -> bool:
     """A class of the script that Keras knows nothing of has such a method."""
-    for found in m.findall(context.scopes.module, m.FunctionDef(name=m.Name(method))):
+    for found in context.scopes.all(cst.FunctionDef):
+        if found.name.value != method:
+            continue
         around = context.scopes.enclosing(found, cst.ClassDef)
         if around is not None and context.kinds.of_class(around) == "other":
             return True
@@ -108,18 +110,16 @@ def _is_about_keras(context: Context) -> bool:
 def _outputs(context: Context) -> int | None:
     """Units of the last layer, where all models of the script leave no doubt: 1, or 2 for more."""
     found: set[int] = set()
-    for call in m.findall(context.scopes.module, m.Call()):
-        assert isinstance(call, cst.Call)  # noqa: S101
+    for call in context.scopes.all(cst.Call):
         name = context.name(call.func) or ""
         if name in ("keras.Sequential", "keras.models.Sequential") and call.args:
             layers = call.args[0].value
             last = layers.elements[-1].value if isinstance(layers, cst.List) else None
             found.add(_units(context, last))
     added = m.Call(func=m.Attribute(attr=m.Name("add")), args=[m.Arg()])
-    calls = list(m.findall(context.scopes.module, added))
+    calls = [call for call in context.scopes.all(cst.Call) if m.matches(call, added)]
     if calls:
-        last_added = max(calls, key=context.scopes.line)
-        found.add(_units(context, cst.ensure_type(last_added, cst.Call).args[0].value))
+        found.add(_units(context, calls[-1].args[0].value))
     return found.pop() if len(found) == 1 and found != {0} else None
 
 

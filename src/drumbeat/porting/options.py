@@ -32,9 +32,9 @@ class Options:
     def __init__(self, scopes: Scopes) -> None:
         self._scopes = scopes
         self._found: dict[str, Option] = {}
-        for call in m.findall(scopes.module, m.Call(func=m.Attribute())):
-            assert isinstance(call, cst.Call)  # noqa: S101
-            assert isinstance(call.func, cst.Attribute)  # noqa: S101
+        for call in scopes.all(cst.Call):
+            if not isinstance(call.func, cst.Attribute):
+                continue
             if call.func.attr.value == "add_argument":
                 self._add_argparse(call)
             elif call.func.attr.value in _FLAGS and len(call.args) >= 2:

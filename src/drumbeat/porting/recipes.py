@@ -46,7 +46,7 @@ def recipes() -> Mapping[str, Recipe]:
 _METHODS = {
     "Metric.reset_states": Recipe(
         "renames it, also where a metric of the script's own defines it",
-        "a whole model's reset_states, which Keras 3 has for each layer only",
+        "it is called on a whole model: Keras 3 has it for each layer only",
     ),
     "Model.fit_generator": Recipe(
         "renames it, and gives arguments by position their names", "arguments are given as *args"
@@ -146,7 +146,7 @@ _OTHERS = (
         names.GET_FILE,
         Recipe(
             "get_file: writes cache_dir= and cache_subdir=",
-            "load_data, which takes no folder",
+            "it is load_data, which takes no folder",
         ),
     ),
     (

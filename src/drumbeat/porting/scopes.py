@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import libcst as cst
@@ -57,11 +57,21 @@ class Scopes:
         self._positions: Mapping[cst.CSTNode, Any] = found[metadata.PositionProvider]
         self._contexts: Mapping[cst.CSTNode, Any] = found[metadata.ExpressionContextProvider]
         self._known: dict[cst.CSTNode, str | None] = {}
+        self._nodes: dict[type, list[Any]] = {}
+        waiting: list[cst.CSTNode] = [self.module]
+        while waiting:
+            node = waiting.pop()
+            self._nodes.setdefault(type(node), []).append(node)
+            waiting.extend(reversed(node.children))
         self._stars: list[str] = [
             canonical(module)
             for statement in self.module.body
             for module in _star_imports(statement)
         ]
+
+    def all(self, kind: type) -> Sequence[Any]:
+        """All nodes of the script that are of the kind, in order."""
+        return self._nodes.get(kind, ())
 
     def line(self, node: cst.CSTNode) -> int:
         """Where it begins, counted from 1."""
