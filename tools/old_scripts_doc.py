@@ -25,11 +25,10 @@ def tables() -> str:
     rows = [(*HEAD,), ("---",) * len(HEAD)]
     for old in names.table():
         recipe = recipes()[old.name]
-        left = f". Left to you where {recipe.leaves}" if recipe.leaves else ""
+        left = f"left to you where {recipe.leaves}" if recipe.leaves else ""
+        does = ". L".join(filter(None, (recipe.does, left[1:]))) if recipe.does else left
         now = old.now.removeprefix("drumbeat ")
-        rows.append(
-            (f"`{old.name}`", old.since, _plain(now), _plain(old.write), _plain(recipe.does + left))
-        )
+        rows.append((f"`{old.name}`", old.since, _plain(now), _plain(old.write), _plain(does)))
     alive = "\n".join(f"- `{_short(old)}` becomes `{_short(new)}`." for old, new in ALIVE.items())
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n{ALSO}\n{alive}"
 

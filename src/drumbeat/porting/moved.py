@@ -61,6 +61,15 @@ def _lost_modules() -> dict[str, str]:
 
 
 LOST_MODULES = _lost_modules()
+_REFUSED = {
+    f"tensorflow.{name[3:]}" if name.startswith("tf.") else name: name for name in names.REFUSED
+}
+
+
+def refused(context: Context, node: cst.CSTNode, name: str | None) -> None:
+    """Tells of a name that nothing takes the place of."""
+    if name in _REFUSED:
+        context.note(node, names.refused(_REFUSED[name]).notice)
 
 
 def attribute(context: Context, original: cst.Attribute, updated: cst.Attribute) -> Any:
@@ -70,6 +79,7 @@ def attribute(context: Context, original: cst.Attribute, updated: cst.Attribute)
     if in_import is not None:
         return updated
     name = context.name(original)
+    refused(context, original, name)
     is_whole = not (isinstance(around, cst.Attribute) and around.value is original)
     new = target(name) or (LOST_MODULES.get(name or "") if is_whole else None)
     return updated if new is None else _respelled(context, original, updated, new)
@@ -106,6 +116,8 @@ def import_from(context: Context, original: cst.ImportFrom, updated: cst.ImportF
         new = LOST_MODULES.get(module)
         has_all = f"{module}.*" in _TARGETS
         return _from(updated, written, new) if new and has_all else updated
+    for each in updated.names:
+        refused(context, original, canonical(f"{module}.{each.evaluated_name}"))
     kept = [each for each in updated.names if not _is_useless(context, original, module, each)]
     moved = {id(alias): _new_place(module, alias) for alias in kept}
     found = {place for place in moved.values() if place is not None}

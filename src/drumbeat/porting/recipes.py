@@ -13,7 +13,7 @@ class Recipe:
     """What is done about one old name.
 
     Attributes:
-        does: What is written in its place.
+        does: What is written in its place; "" for nothing.
         leaves: Where that is left to a human, and why; "" if nowhere.
     """
 
@@ -22,6 +22,7 @@ class Recipe:
 
 
 _RENAMES = Recipe("renames it, in imports too")
+_REFUSED = Recipe("", "it is used")
 _LEAVES_OUT = Recipe("leaves it out")
 _UNSEEN_PATH = "the end of the path can't be seen, as of a parameter"
 _UNSEEN_WRITER = "nothing in the script writes what is read"
@@ -38,6 +39,7 @@ def recipes() -> Mapping[str, Recipe]:
     return {
         **dict.fromkeys(moved, _RENAMES),
         **dict.fromkeys(dropped, _LEAVES_OUT),
+        **dict.fromkeys([names.refused(name).name for name in names.REFUSED], _REFUSED),
         **{names.renamed(name).name: recipe for name, recipe in _METHODS.items()},
         **{old.name: recipe for old, recipe in _OTHERS},
     }
