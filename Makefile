@@ -28,12 +28,12 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-old-scripts test-oldest test-jax bench chaos recovery guarantees old-scripts-doc check format lock clean
+.PHONY: help setup demo test test-slow test-old-scripts test-oldest test-jax bench chaos recovery guarantees old-scripts-doc strategy-table check format lock clean
 
 help: ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [N=workers of the demo] [ARGS='for pytest or the demo']"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
-	  awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	  awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## Make .venv with the locked packages, when pyproject.toml or the lock changed
 
@@ -82,6 +82,9 @@ guarantees: $(STAMP) ## Compare models trained by 1 to 8 workers (10 min; ARGS=-
 
 old-scripts-doc: $(STAMP) ## Write the tables of docs/old-scripts.md anew
 	@$(BIN)/python tools/old_scripts_doc.py --write
+
+strategy-table: $(STAMP) ## What works under each strategy, alone and with drumbeat (10 min; ARGS=--write)
+	@$(BIN)/python benchmarks/strategy_table.py $(ARGS)
 
 check: $(STAMP) ## Lint, formatting, types and the direction of imports
 	@failed=; \
