@@ -26,7 +26,12 @@ ONE = Result(found={"loss": 0.5, "weights": [1.0, 0.5, -2.0]})
     ("row", "cell", "found", "expected"),
     [
         ("mirrored", "fit", {"loss": 0.50001, "weights": [1.0, 0.5, -2.0001]}, ""),
-        ("mirrored", "fit", {"loss": 0.51, "weights": [1.0, 0.5, -2.0]}, "loss 0.51, on one device 0.5"),
+        (
+            "mirrored",
+            "fit",
+            {"loss": 0.51, "weights": [1.0, 0.5, -2.0]},
+            "loss 0.51, on one device 0.5",
+        ),
         ("mirrored", "fit", {"loss": 0.5, "weights": [1.2, 0.5, -2.0]}, "weights differ .* by 0.1"),
         ("mirrored", "fit", {"loss": float("nan"), "weights": [1.0, 0.5, -2.0]}, "loss nan"),
         ("mirrored", "fit", {"loss": 0.5, "weights": [1.0]}, "1 numbers, on one device 3"),

@@ -189,6 +189,36 @@ def killed():
     }
 
 
+@kind
+def killed_loop():
+    """A loop of one's own, as resumable."""
+    use(3, "nesterov")
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(10)])
+        optimizer = keras.optimizers.Adam(1e-2)
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    data = tf.data.Dataset.from_tensor_slices((x.reshape(-1, 64)[:401], y[:401])).batch(25)
+    data = strategy.experimental_distribute_dataset(data)
+
+    def replica(batch):
+        images, labels = batch
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(images, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        return loss
+
+    step = tf.function(lambda batch: strategy.reduce("SUM", strategy.run(replica, (batch,)), None))
+    progress = drumbeat.state.resumable(model=model, optimizer=optimizer, losses=[], alike=[])
+    for _ in progress.epochs(2):
+        for batch in progress.batches(data):
+            progress.losses.append(float(step(batch)))
+        drumbeat.average_weights(optimizer)
+        progress.alike.append(digest(*model.weights))
+    return {"losses": progress.losses, "alike": progress.alike, "own": digest(*optimizer.variables)}
+
+
 if __name__ == "__main__":
     found = {name: KINDS[name]() for name in sys.argv[2:]}
     (OUT / f"{RANK}.json").write_text(json.dumps(found))

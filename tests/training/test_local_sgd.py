@@ -62,16 +62,19 @@ def check_outer_steps(found: list[dict]) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_training_comes_to_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "alike"), [("killed", "weights"), ("killed_loop", "alike")])
+def test_a_killed_training_comes_to_the_same(tmp_path: Path, kind: str, alike: str) -> None:
     """Before the first snapshot, within a round, and between two epochs."""
-    undisturbed, _ = run(tmp_path / "undisturbed", ["killed"], "--snapshot-every", "0")
+    undisturbed, _ = run(tmp_path / "undisturbed", [kind], "--snapshot-every", "0")
     faults = [("1", "3"), ("0", "15"), ("1", "17")]
     inject = [f"--inject=kill:rank={rank},step={step}" for rank, step in faults]
-    found, text = run(tmp_path / "killed", ["killed"], "--snapshot-every", "4", *inject)
+    found, text = run(tmp_path / "killed", [kind], "--snapshot-every", "4", *inject)
     assert "after 3 restarts" in text, text[-4000:]
     assert found == undisturbed
-    assert found[0]["killed"]["weights"] == found[1]["killed"]["weights"]
-    assert found[0]["killed"]["optimizer"] != found[1]["killed"]["optimizer"]
+    first, second = (each[kind] for each in found)
+    assert first[alike] == second[alike]
+    own = "optimizer" if kind == "killed" else "own"
+    assert first[own] != second[own]
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ def _unscale(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _MEANS = ("sum_over_batch_size", "mean")
+_SUMS = (*_MEANS, "mean_with_sample_weight", "sum")
 
 
 def _reduce_values(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,8 +69,11 @@ def _reduce_values(original: Callable[..., Any]) -> Callable[..., Any]:
         if is_of_all and reduction == "mean_with_sample_weight" and sample_weight is not None:
             weight = strategy.extended.total(tf.reduce_sum(tf.cast(sample_weight, values.dtype)))
             return tf.math.divide_no_nan(tf.reduce_sum(values), weight)
+        if values.shape.rank == 1 and values.shape[0] == 0 and reduction in _SUMS:
+            # Keras would return it as it is, and other workers have a number.
+            return tf.reduce_sum(values)
         loss = original(values, sample_weight, reduction)
-        if values.shape.rank == 0 and reduction in (*_MEANS, "mean_with_sample_weight"):
+        if values.shape.rank == 0 and reduction in _SUMS[:-1]:
             # A loss function that has taken the mean over its rows itself.
             return loss * strategy.extended.loss_fraction(loss.dtype)
         return loss

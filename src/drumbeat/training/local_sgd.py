@@ -48,7 +48,11 @@ def step(
     else:
         # What was recorded last may be of other data: all workers count alike.
         span = Span(*(tf.constant(n, tf.int64) for n in (strategy.communicator.rank, 1, size)))
-    extended.local_sgd.step(optimizer, variables, gradients, update, span, extended.absent)
+    absent = extended.absent
+    if absent is None and replica is not None and replica.has_batch and not _here.loops:
+        # Loops of one's own know of no rows that stand in for none.
+        absent = None if replica.known_rows else tf.equal(span.rows, 0)
+    extended.local_sgd.step(optimizer, variables, gradients, update, span, absent)
     return optimizer.iterations
 
 
