@@ -67,7 +67,8 @@ class Keeper:
             # All together would fare no better.
             text = "\n".join(part for part in (decision.why, failure.text) if part)
             return dataclasses.replace(failure, text=text, kind=Kind.MISTAKE)
-        failure = dataclasses.replace(failure, step=step)
+        # Its own page knows neither step nor epoch.
+        failure = dataclasses.replace(failure, step=step, epoch=-1)
         when = f" in {decision.delay_s:g} s" if decision.delay_s else ""
         self._note(f"{failure.note} It is started again{when}; the others go on.")
         await self._down(self._task.name, True)
