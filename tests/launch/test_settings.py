@@ -45,6 +45,19 @@ def test_too_many_workers_are_allowed_with_a_warning(arguments):
     assert plan(arguments, workers=4).notes == ()
 
 
+def test_a_platform_without_tf_config_needs_no_argument(arguments):
+    env = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5\n", **TOKEN}
+    settings = plan(arguments, env, workers=2)
+    assert (settings.nodes, settings.node_rank, settings.workers) == (2, 1, 2)
+    assert settings.rendezvous == ("10.0.0.4", 2222)
+    assert "SkyPilot: this is node 1 of 2" in settings.notes[0]
+    assert plan(arguments, env, nodes=1).nodes == 1  # what is given wins
+    # A pod that is not told how many there are says so.
+    alone = plan(arguments, {"JOB_COMPLETION_INDEX": "3"})
+    assert alone.nodes == 1
+    assert "trains alone" in alone.notes[0]
+
+
 @pytest.mark.parametrize(
     ("kind", "index", "rank"),
     [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2), ("ps", 0, 3)],

@@ -13,6 +13,7 @@ from drumbeat.cli.check import check
 from drumbeat.cli.hook import install_hook, remove_hook
 from drumbeat.cli.port import port
 from drumbeat.cli.tune import tune
+from drumbeat.cli.whoami import whoami
 from drumbeat.cluster import strategy_names
 from drumbeat.cluster.averaging import OUTER_METAVAR
 from drumbeat.cluster.compression import METAVAR
@@ -426,6 +427,7 @@ app.command(
     options_metavar="[OPTIONS] [--]",
 )(check)
 app.command()(tune)
+app.command()(whoami)
 app.command("install-hook")(install_hook)
 app.command("remove-hook")(remove_hook)
 app.command(no_args_is_help=True)(port)

@@ -1,4 +1,4 @@
-"""Which node this is, and where the job's agents meet: arguments, then TF_CONFIG."""
+"""Which node this is, and where agents meet: by arguments, TF_CONFIG, or the platform."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from drumbeat.cluster import strategy_names
+from drumbeat.cluster import launched_by, strategy_names
 from drumbeat.cluster.address import parse_address
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.cluster.wording import shown
@@ -33,7 +33,7 @@ class Place:
 
 
 def find_place(arguments: RunArguments, env: Mapping[str, str]) -> Place:
-    """Which node of how many this is: what was given, else what TF_CONFIG says.
+    """Which node of how many this is: what was given, else what TF_CONFIG or the platform says.
 
     Raises:
         ConfigError: They contradict themselves or each other, or something is missing.
@@ -51,8 +51,20 @@ def find_place(arguments: RunArguments, env: Mapping[str, str]) -> Place:
                     f"{option} is {shown(value)}, but --nodes is not given; expected how many "
                     "nodes the job has, such as --nodes 2."
                 )
-        return Place()
+        return _place_by_platform(launched_by.find(env))
     return _place_from_platform(arguments, cluster)
+
+
+def _place_by_platform(found: launched_by.Found | None) -> Place:
+    """Where a platform that sets no TF_CONFIG has put this process."""
+    if found is None or found.nodes == 1:
+        return Place(notes=(str(found),) if found and found.note else ())
+    return Place(
+        nodes=found.nodes,
+        node_rank=found.node_rank,
+        rendezvous=(found.host, found.port),
+        notes=(str(found),),
+    )
 
 
 def _place_from_arguments(arguments: RunArguments, env: Mapping[str, str]) -> Place:

@@ -1,0 +1,156 @@
+"""Each platform's environment, whole and broken."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumbeat.cluster import launched_by
+from drumbeat.errors import ConfigError
+
+SLURM = {
+    "SLURM_JOB_ID": "20077",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_NODELIST": "n[1-2,10]",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1(x2)",
+    "SLURM_DISTRIBUTION": "block",
+}
+SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+SKYPILOT = {
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5\n",
+    "SKYPILOT_NUM_NODES": "2",
+}
+JOBSET = {
+    "JOB_COMPLETION_INDEX": "2",
+    "DRUMBEAT_NODES": "3",
+    "HOSTNAME": "train-node-0-2",
+    "DRUMBEAT_SUBDOMAIN": "train",
+}
+OURS = {
+    "DRUMBEAT_NODES": "2",
+    "DRUMBEAT_NODE_RANK": "1",
+    "DRUMBEAT_RENDEZVOUS": "first.example.org:4711",
+}
+
+
+def vertex(pools: dict[str, int], task: object, index: object = 0) -> dict[str, str]:
+    cluster = {
+        f"workerpool{pool}": [f"training-workerpool{pool}-ab-{n}:2222" for n in range(count)]
+        for pool, count in pools.items()
+    }
+    spec = {"cluster": cluster, "environment": "cloud", "task": {"type": task, "index": index}}
+    return {"CLUSTER_SPEC": json.dumps(spec)}
+
+
+VERTEX = vertex({"0": 1, "1": 2}, "workerpool1", 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "platform", "rank", "nodes", "place"),
+    [
+        (SLURM, "Slurm", 2, 4, "n1:20077"),
+        (SLURM | {"SLURM_PROCID": "0"}, "Slurm", 0, 4, "n1:20077"),
+        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "Slurm", 0, 1, ":2222"),
+        (SAGEMAKER, "SageMaker", 1, 2, "algo-1:2222"),
+        ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, "SageMaker", 0, 1, ":2222"),
+        (SKYPILOT, "SkyPilot", 1, 2, "10.0.0.4:2222"),
+        (JOBSET, "Kubernetes", 2, 3, "train-node-0-0.train:2222"),
+        (
+            JOBSET | {"HOSTNAME": "mnist-2", "DRUMBEAT_SUBDOMAIN": "mnist.team.svc"},
+            "Kubernetes",
+            2,
+            3,
+            "mnist-0.mnist.team.svc:2222",
+        ),
+        (JOBSET | {"DRUMBEAT_RENDEZVOUS": "a:7"}, "Kubernetes", 2, 3, "a:7"),
+        (OURS, "drumbeat", 1, 2, "first.example.org:4711"),
+        (OURS | {"DRUMBEAT_RENDEZVOUS": "[fe80::1]:4711"}, "drumbeat", 1, 2, "fe80::1:4711"),
+        (VERTEX, "Vertex AI", 2, 3, "training-workerpool0-ab-0:2222"),
+        (vertex({"0": 1}, "workerpool0"), "Vertex AI", 0, 1, ":2222"),
+        ({"JOB_COMPLETION_INDEX": "2"}, "Kubernetes", 0, 1, ":2222"),
+        # A batch script that is not a step of srun is alone.
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None, 0, 0, ""),
+        ({}, None, 0, 0, ""),
+    ],
+)
+def test_who_this_is(env, platform, rank, nodes, place):
+    found = launched_by.find(env)
+    if platform is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.platform, found.node_rank, found.nodes) == (platform, rank, nodes)
+    assert f"{found.host}:{found.port}" == place
+    assert f"node {rank} of {nodes}" in str(found)
+
+
+BROKEN = [
+    ("Slurm", SLURM, {"SLURM_PROCID": "4"}, "expected 0 to 3"),
+    ("Slurm", SLURM, {"SLURM_PROCID": None}, "SLURM_PROCID is not set"),
+    ("Slurm", SLURM, {"SLURM_STEP_NODELIST": "n[1-"}, "no list of hosts"),
+    ("Slurm", SLURM, {"SLURM_STEP_NODELIST": None}, "SLURM_STEP_NODELIST is not set"),
+    ("Slurm", SLURM, {"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, "6 tasks on 3 hosts"),
+    ("Slurm", SLURM, {"SLURM_STEP_NUM_TASKS": "many"}, "expected a whole number"),
+    ("Slurm", SLURM, {"SLURM_DISTRIBUTION": "arbitrary"}, "--distribution=block"),
+    ("SageMaker", SAGEMAKER, {"SM_CURRENT_HOST": "algo-3"}, "not in SM_HOSTS"),
+    ("SageMaker", SAGEMAKER, {"SM_CURRENT_HOST": None}, "not in SM_HOSTS"),
+    ("SageMaker", SAGEMAKER, {"SM_HOSTS": "algo-1,algo-2"}, "expected JSON"),
+    ("SageMaker", SAGEMAKER, {"SM_HOSTS": "[]"}, "expected a list"),
+    ("SageMaker", SAGEMAKER, {"SM_HOSTS": '["algo-2","algo-2"]'}, "each host once"),
+    ("SageMaker", SAGEMAKER, {"SM_HOSTS": '["a b","algo-2"]'}, "expected a name or an address"),
+    ("SkyPilot", SKYPILOT, {"SKYPILOT_NODE_IPS": ""}, "one address a line"),
+    ("SkyPilot", SKYPILOT, {"SKYPILOT_NODE_RANK": "2"}, "expected 0 to 1"),
+    ("SkyPilot", SKYPILOT, {"SKYPILOT_NODE_RANK": "-1"}, "expected a whole number"),
+    ("SkyPilot", SKYPILOT, {"SKYPILOT_NUM_NODES": "3"}, "has 2 addresses"),
+    ("SkyPilot", SKYPILOT, {"SKYPILOT_NODE_IPS": "http://a 10.0.0.5"}, "a name or an address"),
+    ("Kubernetes", JOBSET, {"DRUMBEAT_NODES": "1.5"}, "expected a whole number"),
+    ("Kubernetes", JOBSET, {"JOB_COMPLETION_INDEX": "3"}, "expected 0 to 2"),
+    ("Kubernetes", JOBSET, {"HOSTNAME": "train-node-0-1"}, "whose name ends in -2"),
+    ("Kubernetes", JOBSET, {"HOSTNAME": None}, "whose name ends in -2"),
+    ("Kubernetes", JOBSET, {"DRUMBEAT_SUBDOMAIN": None}, "DRUMBEAT_SUBDOMAIN is not set"),
+    ("Kubernetes", JOBSET, {"DRUMBEAT_RENDEZVOUS": "train"}, "has no port"),
+    ("drumbeat", OURS, {"DRUMBEAT_NODES": None}, "expected both"),
+    ("drumbeat", OURS, {"DRUMBEAT_NODE_RANK": None}, "DRUMBEAT_NODE_RANK is not set"),
+    ("drumbeat", OURS, {"DRUMBEAT_RENDEZVOUS": None}, "DRUMBEAT_RENDEZVOUS is not set"),
+    ("drumbeat", OURS, {"DRUMBEAT_RENDEZVOUS": "a:0"}, "out of range"),
+    ("drumbeat", OURS, {"DRUMBEAT_NODES": "0"}, "from 1 to"),
+    ("Vertex AI", VERTEX, {"CLUSTER_SPEC": "{"}, "expected JSON"),
+    ("Vertex AI", VERTEX, {"CLUSTER_SPEC": "[]"}, "expected an object like"),
+    ("Vertex AI", VERTEX, vertex({"0": 1}, "workerpool1"), "workerpool0: 1"),
+    ("Vertex AI", VERTEX, vertex({"0": 1}, "worker"), "expected one of its cluster"),
+    ("Vertex AI", VERTEX, vertex({"0": 1}, "workerpool0", True), "expected one of its cluster"),
+    ("Vertex AI", VERTEX, vertex({"0": 1, "3": 1}, "workerpool3"), "this is evaluator 0"),
+]
+
+
+@pytest.mark.parametrize(("platform", "env", "change", "message"), BROKEN)
+def test_a_broken_environment_is_explained(platform, env, change, message):
+    assert launched_by.FINDERS[platform](env) is not None
+    broken = {k: v for k, v in {**env, **change}.items() if v is not None}
+    with pytest.raises(ConfigError) as caught:
+        launched_by.FINDERS[platform](broken)
+    assert message in str(caught.value)
+
+
+def test_each_platform_has_five_broken_environments():
+    assert all(
+        sum(platform == name for name, *_ in BROKEN) >= 5 for platform in launched_by.FINDERS
+    )
+
+
+_TEXTS = st.text(st.sampled_from("0127 -[]{},:\"'nax²\n\x00"), max_size=20)
+
+
+@given(st.sampled_from([SLURM, SAGEMAKER, SKYPILOT, JOBSET, OURS, VERTEX]), st.data())
+def test_any_value_is_taken_or_explained(env, data):
+    name = data.draw(st.sampled_from(sorted(env)))
+    try:
+        found = launched_by.find({**env, name: data.draw(_TEXTS)})
+    except ConfigError:
+        return
+    assert found is None or 0 <= found.node_rank < found.nodes
