@@ -83,9 +83,10 @@ def central_storage_trains_the_same():
     def train(used):
         x, y = rows(23)
         if used is strategy:
-            used = tf.distribute.experimental.CentralStorageStrategy()
+            used = tf.distribute.experimental.CentralStorageStrategy(["CPU:1", "CPU:2"], "CPU:0")
         with scope_of(used):
             model = small_model()
+        assert {weight.value.device[-5:] for weight in model.weights} == {"CPU:0"}
         history = model.fit(x, y, batch_size=5, epochs=2, verbose=0, validation_data=(x, y))
         scores = [model.predict(x, batch_size=5, verbose=0), model.evaluate(x, y, 5, verbose=0)]
         return [*model.get_weights(), *history.history.values(), *scores]
@@ -98,6 +99,9 @@ def every_device_computes():
     seen = []
     with strategy.scope():
         weight = tf.Variable(2.0)
+    assert weight.device.endswith("CPU:0")
+    with tf.distribute.MirroredStrategy(["CPU:1", "CPU:2"]).scope():
+        assert tf.Variable(2.0).device.endswith("CPU:1")
 
     @tf.function
     def run(batch):
@@ -223,8 +227,13 @@ def variables_are_written_to_together():
 def variables_that_do_not_say_how_are_refused():
     with strategy.scope():
         counter = tf.Variable(0.0)
+        table = tf.Variable([1.0, 2.0])
     with pytest.raises(Exception, match="without an aggregation"):
         strategy.run(tf.function(lambda: counter.assign_add(1.0)))
+    one_row = tf.IndexedSlices(tf.constant([1.0]), tf.constant([0]))
+    with pytest.raises(Exception, match="Expected assign"):
+        strategy.run(tf.function(lambda: table.scatter_add(one_row)))
+    assert table.scatter_add(one_row).numpy().tolist() == [2.0, 2.0]
 
 
 @check

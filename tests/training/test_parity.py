@@ -151,10 +151,8 @@ ON_DEVICES = (
     "last_batch_of_one",
     "layers_that_normalize",
     "loop_inside_a_function",
-    "mixed_precision",
     "optimizer_accumulation_with_clipnorm",
     "predict_order",
-    "sample_weights",
 )
 NOT_ON_DEVICES = {
     # Each asks something of one of several workers, or looks into what its replica returned.

@@ -61,12 +61,33 @@ _HOW = (
 )
 
 
+def _not_by_replicas(scatter: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(scatter)
+    def scatter_alone(self: Any, *args: Any, **kwargs: Any) -> Any:
+        extended: Any = tf.distribute.get_strategy().extended
+        if not _here.as_it_is and getattr(extended, "is_in_lockstep", False):
+            raise ConfigError(
+                f"{scatter.__name__} of the variable {self.name} is called within strategy.run, by "
+                "several replicas at once. Expected assign, assign_add or assign_sub there, of "
+                "all of its rows."
+            )
+        return scatter(self, *args, **kwargs)
+
+    return scatter_alone
+
+
 class AggregatedVariable(ResourceVariable):
     """A `tf.Variable` that replicas can't write to one by one."""
 
     assign = _together(ResourceVariable.assign)
     assign_add = _together(ResourceVariable.assign_add)
     assign_sub = _together(ResourceVariable.assign_sub)
+    scatter_add = _not_by_replicas(ResourceVariable.scatter_add)
+    scatter_sub = _not_by_replicas(ResourceVariable.scatter_sub)
+    scatter_update = _not_by_replicas(ResourceVariable.scatter_update)
+    scatter_nd_add = _not_by_replicas(ResourceVariable.scatter_nd_add)
+    scatter_nd_sub = _not_by_replicas(ResourceVariable.scatter_nd_sub)
+    scatter_nd_update = _not_by_replicas(ResourceVariable.scatter_nd_update)
 
 
 def aggregate(variable: Any) -> Any:
