@@ -9,14 +9,16 @@ they are until it's known who reads them.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from drumbeat.cluster import ClusterSpec
+from drumbeat.cluster.identity import DEFAULT_TIMEOUT_S, Identity
 from drumbeat.errors import ConfigError
-from drumbeat.strategies import locks, shards
+from drumbeat.strategies import locks, reach, shards
 from drumbeat.tf_internals import (
     ParameterServerExtended,
     ReplicaContext,
@@ -166,11 +168,17 @@ def make(
     Raises:
         ConfigError: There is no cluster with ps tasks and workers, this task is not its chief,
             variables were to be cut in two ways, or in another way than before.
+        CollectiveError: A server can't be reached.
     """
     found = _resolver(cluster, resolver)
     ps = len(found.cluster_spec().as_dict().get("ps", ()))
     partitioner = _partitioner(variable_partitioner, min_shard_bytes, ps)
     if not _made:
+        if cluster is not None and "ps" in cluster.jobs:
+            identity = Identity.from_env(os.environ)
+            reach.await_servers(
+                cluster, DEFAULT_TIMEOUT_S if identity is None else identity.timeout_s
+            )
         _made.append(ParameterServerStrategy(found, partitioner))
         return _made[0]
     former = _made[0].extended._variable_partitioner
