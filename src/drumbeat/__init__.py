@@ -49,6 +49,7 @@ def strategy(
     sync_every: int | None = None,
     outer: str | None = None,
     jit: Literal["auto", "on", "off"] | None = None,
+    min_shard_bytes: int | None = None,
 ) -> tf.distribute.Strategy:
     """The strategy that fits this process's cluster.
 
@@ -83,6 +84,9 @@ def strategy(
         jit: Let XLA compile the forward and backward part and the update of `fit`'s steps:
             "on", "off", or "auto" to measure before the first step whether that is faster.
             None: as `drumbeat run --jit` says, or "auto".
+        min_shard_bytes: With parameter servers: cut large variables over the ps tasks, into
+            parts of at least so many bytes (see docs/strategies.md); at the first call. Other
+            strategies take no notice of it.
 
     Returns:
         The same strategy at every call in a process.
@@ -100,7 +104,13 @@ def strategy(
     given = sync_every is not None or outer is not None
     averaging = Averaging.of(sync_every, outer) if given else None
     return choose.strategy(
-        name, exact=exact, shares=shares, compress=compress, averaging=averaging, jit=jit
+        name,
+        exact=exact,
+        shares=shares,
+        compress=compress,
+        averaging=averaging,
+        jit=jit,
+        min_shard_bytes=min_shard_bytes,
     )
 
 

@@ -569,3 +569,10 @@ def epoch_iterator(x: Any, batch_size: Any, steps: Any, strategy: Any) -> Any:
         distribute_strategy=strategy,
         steps_per_execution=1,
     )
+
+
+def validation_part(x: Any, y: Any, sample_weight: Any, split: float) -> Any:
+    """The part of arrays that `fit` takes for validation, as its `validation_split` says."""
+    slicing = importlib.import_module("keras.src.trainers.data_adapters.array_slicing")
+    _, validation = slicing.train_validation_split((x, y, sample_weight), validation_split=split)
+    return validation

@@ -45,6 +45,7 @@ def strategy(
     compress: str | None = None,
     averaging: Averaging | None = None,
     jit: str | None = None,
+    min_shard_bytes: int | None = None,
 ) -> tf.distribute.Strategy:
     """The strategy for this process's cluster.
 
@@ -61,6 +62,8 @@ def strategy(
         averaging: How often workers average their weights instead of summing gradients, or None
             for what `drumbeat run` was told.
         jit: Whether XLA compiles the parts of a step, or None for what `drumbeat run` was told.
+        min_shard_bytes: With parameter servers: cut variables over the ps tasks, into parts of at
+            least so many bytes. Of no account under other strategies.
 
     Raises:
         ConfigError: TF_CONFIG is wrong, this task takes no part in the training (ps,
@@ -85,6 +88,8 @@ def strategy(
     if chosen == strategy_names.ONE_DEVICE and (options or _made):
         chosen = strategy_names.MULTI_WORKER
     if chosen != strategy_names.MULTI_WORKER:
+        if chosen == strategy_names.PARAMETER_SERVER:
+            return _other(chosen, cluster, min_shard_bytes=min_shard_bytes)
         return _other(chosen, cluster)
     made = _the_one(cluster, identity, exact, shares, asked, averaging)
     if jit is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ import tensorflow as tf
 
 _LOCK = "_drumbeat_lock"
 _numbers = itertools.count()
+_ends: Any = weakref.WeakKeyDictionary()
+"""For each graph the operations at the ends of its updates."""
 
 
 @contextlib.contextmanager
@@ -43,7 +46,18 @@ def held(variable: Any, waits_for: Any) -> Iterator[None]:
         yield
     made = graph.get_operations()[before:]
     with tf.control_dependencies(made), tf.device(variable.device):
-        tf.raw_ops.ConsumeMutexLock(mutex_lock=token)
+        end: Any = tf.raw_ops.ConsumeMutexLock(mutex_lock=token)
+    _ends.setdefault(graph, []).append(end)
+
+
+def after_updates() -> contextlib.AbstractContextManager[Any]:
+    """Operations that are made within this run when the updates made before have ended.
+
+    Those of the function, or of the branch, that is being traced.
+    """
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    return tf.control_dependencies(_ends.get(tf.compat.v1.get_default_graph(), []))
 
 
 def _lock_of(variable: Any) -> Any:

@@ -29,6 +29,7 @@ from drumbeat.training import (
     ahead,
     current,
     divergence,
+    evaluating,
     local_sgd,
     passes,
     randomness,
@@ -174,6 +175,7 @@ def _run(
     behind: list[keras.callbacks.Callback],
 ) -> Any:
     """Keras's `fit`, or what is left of it after a restart."""
+    behind = [*behind, *evaluating.callbacks()]
     phase = resuming.begin(model, strategy, arguments)
     if phase is not None and phase.finished is not None:
         return phase.pass_over(original, arguments)

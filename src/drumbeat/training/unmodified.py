@@ -22,7 +22,7 @@ from drumbeat.state.backups import DEFAULT_KEEP
 from drumbeat.strategies import stand_in
 from drumbeat.strategies.determinism import same_bytes_everywhere
 from drumbeat.strategies.placement import make_logical_cpus
-from drumbeat.training import journal, record
+from drumbeat.training import evaluating, journal, record
 from drumbeat.training.integrate import integrate
 from drumbeat.training.keeping import Every
 from drumbeat.training.legacy import install as legacy
@@ -55,6 +55,8 @@ def _install(identity: Identity, env: Mapping[str, str]) -> None:
         # Asked for the strategy, a ps or evaluator is told that it takes no part in it.
         if not identity.keep_tf_strategies:
             stand_in.install()
+            if evaluating.is_evaluator(env):
+                evaluating.install(identity, env)
         return
     if identity.devices_per_worker > 1:
         make_logical_cpus(identity.devices_per_worker)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
-from drumbeat.strategies import shards
+from drumbeat.strategies import locks, shards
 from drumbeat.strategies.parameter_server import ParameterServerStrategy
 from drumbeat.tf_internals import CompositeTensorGradient
 from drumbeat.training.coordinated import views
@@ -201,7 +201,9 @@ def _adding(name: str) -> Callable[..., Any]:
             variable = _to_add_to(self)
             if variable is None:
                 return original(self, value)
-            getattr(variable, name)(tf.cast(value, variable.dtype))
+            # An optimizer counts an update that has been made; nothing else makes it wait.
+            with locks.after_updates():
+                getattr(variable, name)(tf.cast(value, variable.dtype))
             return tf.convert_to_tensor(variable)
 
         return add
