@@ -68,5 +68,6 @@ history = model.fit(
     validation_batch_size=options.batch_size,
     verbose=2,
 )
-print("parts of the table:", [part.device for part in model.get_layer("table").embeddings.value])
+table = model.get_layer("table").embeddings.value
+print("parts of the table:", [part.device for part in getattr(table, "variables", [table])])
 print(f"validation loss: {history.history['val_loss'][-1]:.4f}")

@@ -73,6 +73,7 @@ class Identity:
         backup_every_s: Seconds from one backup to the next.
         snapshot_every: Steps from one snapshot to the next, 0 for none; None for as often
             as they cost little.
+        has_evaluator: An evaluator looks at the weights that the chief leaves it.
         attempt: Number of the job's attempt, from 1; more after a restart.
     """
 
@@ -97,6 +98,7 @@ class Identity:
     backup_dir: str | None = None
     backup_every_s: float = DEFAULT_BACKUP_EVERY_S
     snapshot_every: int | None = None
+    has_evaluator: bool = False
     attempt: int = 1
 
     @property
@@ -118,6 +120,7 @@ class Identity:
             "DRUMBEAT_COLLECTIVE_TIMEOUT_S": repr(self.timeout_s),
             "DRUMBEAT_SEED": "" if self.seed is None else str(self.seed),
             "DRUMBEAT_KEEP_TF_STRATEGIES": str(int(self.keep_tf_strategies)),
+            "DRUMBEAT_HAS_EVALUATOR": str(int(self.has_evaluator)),
             "DRUMBEAT_STRICT_NAMES": str(int(self.strict_names)),
             "DRUMBEAT_STRATEGY": self.strategy,
             "DRUMBEAT_DEVICES_PER_WORKER": str(self.devices_per_worker),
@@ -190,6 +193,7 @@ class Identity:
                 timeout_s=float(env["DRUMBEAT_COLLECTIVE_TIMEOUT_S"]),
                 seed=int(env["DRUMBEAT_SEED"]) if env["DRUMBEAT_SEED"] else None,
                 keep_tf_strategies=bool(int(env["DRUMBEAT_KEEP_TF_STRATEGIES"])),
+                has_evaluator=bool(int(env["DRUMBEAT_HAS_EVALUATOR"])),
                 strict_names=bool(int(env["DRUMBEAT_STRICT_NAMES"])),
                 strategy=env["DRUMBEAT_STRATEGY"],
                 devices_per_worker=int(env["DRUMBEAT_DEVICES_PER_WORKER"]),

@@ -141,6 +141,7 @@ class Requests:
             seed=self._seed(),
             keep_tf_strategies=settings.keep_tf_strategies,
             strict_names=settings.strict_names,
+            has_evaluator=settings.evaluator,
             strategy=settings.strategy,
             devices_per_worker=settings.devices_per_worker or len(self.machine.gpus) or 1,
             exact=settings.exact,

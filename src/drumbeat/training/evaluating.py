@@ -15,6 +15,7 @@ import itertools
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,9 @@ def install(identity: Identity, env: Mapping[str, str]) -> None:
 def callbacks() -> list[keras.callbacks.Callback]:
     """For a fit in the process that writes: what leaves its weights to the evaluator, if any."""
     identity = Identity.from_env(os.environ)
-    if identity is None or not identity.is_chief or not identity.run_dir:
+    if identity is None or not (identity.is_chief and identity.has_evaluator):
         return []
-    run = Path(identity.run_dir)
-    if not (run / "evaluator-0").is_dir():
-        return []
-    return [_Leaves(_folder(run, next(_fits)))]
+    return [_Leaves(_folder(Path(identity.run_dir), next(_fits)))]
 
 
 def _folder(run: Path, number: int) -> Path:
@@ -194,7 +192,10 @@ class _Evaluation:
             # Some models make their variables only when they see data.
             self._model.evaluate(**{**data, "steps": 1})
         try:
-            self._model.load_weights(self._folder / f"epoch-{epochs}.weights.h5")
+            with warnings.catch_warnings():
+                # The optimizer's variables are in the file too, and of no use here.
+                warnings.filterwarnings("ignore", message="Skipping variable loading")
+                self._model.load_weights(self._folder / f"epoch-{epochs}.weights.h5")
         except FileNotFoundError:
             return  # There are newer ones.
         logs = self._model.evaluate(**data)

@@ -16,6 +16,12 @@ from drumbeat.tf_internals import specs_of_iterators
 from drumbeat.training.coordinated.steps import Steps, pack
 from drumbeat.training.coordinated.window import Window
 
+AHEAD = 2
+"""Functions for each worker that are given out at a time: one that runs, and one that waits.
+
+Measured with two workers and steps of 14 ms: with 1 they take 2 to 7% longer than with 1.5, 2
+and 4, which differ by less than the noise. What waits delays a stop and a snapshot.
+"""
 _SURE = 6
 """So many functions for each worker that found no data in a row: then there is none anywhere.
 Any worker may run a function, and which one does can't be chosen."""
@@ -124,11 +130,11 @@ class Pass:
     def _fill(self, steps: Steps, iterator: Any, per_execution: int) -> None:
         if self.draining or (self._refused and not self.is_quiet):
             return
-        limit = 2 * self._workers
+        limit = AHEAD * self._workers
         if self.left is not None:
             limit = min(limit, self.left)
         if self.total is not None and is_of_workers(iterator):
-            limit = min(2 * self._workers, -(-(self.total - self._done) // per_execution))
+            limit = min(AHEAD * self._workers, -(-(self.total - self._done) // per_execution))
         while len(self._window) < limit and not self._is_out:
             if is_of_workers(iterator):
                 function = steps.on_iterator(*specs_of_iterators(iterator), per_execution)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.strategies.parameter_server import ParameterServerStrategy
-from drumbeat.training.coordinated.loops import spec_of, without_optionals
+from drumbeat.training.coordinated.loops import AHEAD, spec_of, without_optionals
 from drumbeat.training.coordinated.window import Window
 
 
@@ -51,7 +51,7 @@ def predict(
     function = _Function(model, strategy)
     model.stop_predicting = False
     callbacks.on_predict_begin()
-    outputs = _outputs(model, window, function, epochs, callbacks, 2 * strategy._num_workers)
+    outputs = _outputs(model, window, function, epochs, callbacks, AHEAD * strategy._num_workers)
     callbacks.on_predict_end()
     if not outputs:
         raise ValueError("There was no batch to predict for; expected at least one.")
