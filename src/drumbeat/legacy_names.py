@@ -114,6 +114,17 @@ RENAMED: dict[str, str] = {
     "Optimizer.lr": "learning_rate",
     "Strategy.experimental_run_v2": "run",
 }
+# The generators' methods: their arguments by position, of which the first is a generator.
+_READING = ("max_queue_size", "workers", "use_multiprocessing")
+GENERATORS: dict[str, tuple[str, ...]] = {
+    "fit_generator": (
+        *("generator", "steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data"),
+        *("validation_steps", "validation_freq", "class_weight", *_READING),
+        *("shuffle", "initial_epoch"),
+    ),
+    "evaluate_generator": ("generator", "steps", "callbacks", *_READING, "verbose"),
+    "predict_generator": ("generator", "steps", "callbacks", *_READING, "verbose"),
+}
 _RENAMED_SINCE = {"Strategy.experimental_run_v2": "TensorFlow 2.4"}
 
 
@@ -125,6 +136,12 @@ def renamed(name: str) -> Old:
     return Old(name=f"{kind}.{last}", since=since, now=f"drumbeat takes {new}", write=new)
 
 
+MODEL_RESET_STATES = Old(
+    name="Model.reset_states",
+    since=KERAS_3,
+    now="drumbeat resets the state of each stateful layer",
+    write="layer.reset_state() for each of the model's stateful layers",
+)
 MINIMIZE = Old(
     name="Optimizer.minimize",
     since=KERAS_3,
@@ -218,9 +235,9 @@ PERIOD = Old(
 )
 # Arguments that change no number: "function" -> their names, and why they don't.
 DROPPED: dict[str, tuple[tuple[str, ...], str]] = {
-    "fit": (
-        ("workers", "use_multiprocessing", "max_queue_size"),
-        "as they only say how a generator is read; PyDataset takes them",
+    **dict.fromkeys(
+        ("fit", "evaluate", "predict"),
+        (_READING, "as it only says how a generator is read; PyDataset takes it"),
     ),
     "compile": (("experimental_run_tf_function",), "as Keras always does so"),
     "BatchNormalization": (("fused",), "as it only names a kernel"),
@@ -254,7 +271,7 @@ LOAD_FOLDER = Old(
 SAVE_WEIGHTS = Old(
     name="save_weights(path) without .weights.h5",
     since=KERAS_3,
-    now="drumbeat writes a TensorFlow checkpoint, as before",
+    now="drumbeat writes a TensorFlow checkpoint, or a file of that name in .h5, as before",
     write='save_weights("path.weights.h5")',
 )
 LOAD_WEIGHTS = Old(
@@ -320,7 +337,14 @@ def table() -> Iterator[Old]:
             yield moved(name)
     yield from (SYNC_BATCH_NORMALIZATION, DATASET_CREATOR, MULTI_GPU_MODEL, GRAPH_REWRITE)
     yield from map(renamed, RENAMED)
-    yield from (MINIMIZE, OPTIMIZER_WEIGHTS, AGGREGATE, PREDICT_CLASSES, PREDICT_PROBA)
+    yield from (
+        MODEL_RESET_STATES,
+        MINIMIZE,
+        OPTIMIZER_WEIGHTS,
+        AGGREGATE,
+        PREDICT_CLASSES,
+        PREDICT_PROBA,
+    )
     yield from (LAYER_SHAPES, SET_VALUE, NUMPY_DATASET, LR, DECAY, INPUT_SHAPE, REDUCTION_AUTO)
     yield from (EMBEDDING_WEIGHTS, STEPS_PER_EXECUTION, PERIOD)
     for function, (arguments, _) in DROPPED.items():

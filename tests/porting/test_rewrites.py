@@ -140,9 +140,18 @@ REWRITES: list[tuple[str, str, str]] = [
         "keras.callbacks.ModelCheckpoint('a.keras', period=1)",
         "keras.callbacks.ModelCheckpoint('a.keras')",
     ),
-    ("fit(workers=)", "model.fit(x, workers=2)", "model.fit(x)"),
-    ("fit(use_multiprocessing=)", "model.fit(x, use_multiprocessing=True)", "model.fit(x)"),
-    ("fit(max_queue_size=)", "model.fit(x, max_queue_size=2)", "model.fit(x)"),
+    *[
+        (f"{method}({argument}=)", f"model.{method}(x, {argument}=2)", f"model.{method}(x)")
+        for method in ("fit", "evaluate", "predict")
+        for argument in names.DROPPED[method][0]
+    ],
+    (
+        "Model.reset_states",
+        "model.reset_states()",
+        "for layer in model.layers:\n"
+        '    if getattr(layer, "stateful", False):\n'
+        "        layer.reset_state()",
+    ),
     (
         "compile(experimental_run_tf_function=)",
         "model.compile('sgd', experimental_run_tf_function=False)",
@@ -221,7 +230,7 @@ def test_every_name_of_the_table_has_a_recipe_and_an_example() -> None:
 
 
 LEFT: list[tuple[str, str, str]] = [
-    ("Metric.reset_states", "model.reset_states()", "layer.reset_state()"),
+    ("Model.reset_states", "x = model.reset_states()", "layer.reset_state()"),
     ("Model.fit_generator", "model.fit_generator(*rows)", "give them by name"),
     ("Model.evaluate_generator", "model.evaluate_generator(*rows)", "give them by name"),
     ("Model.predict_generator", "model.predict_generator(*rows)", "give them by name"),

@@ -106,6 +106,10 @@ def learning_rates() -> None:
     optimizer = tf.keras.optimizers.legacy.SGD(lr=0.5, decay=0.1, momentum=0.9)
     optimizer.iterations.assign(10)
     assert abs(float(optimizer.learning_rate) - 0.5 / 2) < 1e-6
+    optimizer = tf.keras.optimizers.SGD(0.5, 0.9, decay=0.1)
+    optimizer.iterations.assign(10)
+    assert abs(float(optimizer.learning_rate) - 0.5 / 2) < 1e-6
+    assert optimizer.momentum == 0.9
     optimizer = tf.keras.optimizers.RMSprop(decay=0.0)
     optimizer.lr = 0.125
     tf.keras.backend.set_value(optimizer.lr, 0.0625)
@@ -145,9 +149,14 @@ def generators_and_arguments() -> None:
             yield X, Y
 
     model = small()
-    model.fit_generator(rows(), steps_per_epoch=2, epochs=1, verbose=0, workers=1)
-    model.evaluate_generator(rows(), steps=1, verbose=0)
+    model.fit_generator(generator=rows(), steps_per_epoch=2, epochs=1, verbose=0, workers=1)
+    history = model.fit_generator(rows(), 1, 3, 0, None, (X, Y), None, 3)
+    assert len(history.history["loss"]) == 3
+    assert len(history.history["val_loss"]) == 1
+    model.evaluate_generator(rows(), 1, None, 10, 1, False, 0)
     assert model.predict_generator(rows(), steps=1, verbose=0).shape == (8, 2)
+    model.evaluate(X, Y, verbose=0, workers=2, max_queue_size=3)
+    model.predict(X, verbose=0, use_multiprocessing=False)
     assert model.predict_classes(X).shape == (8,)
     assert model.predict_proba(X).shape == (8, 2)
     model.compile("sgd", "mse", experimental_run_tf_function=False)
@@ -170,6 +179,16 @@ def inputs_and_embeddings() -> None:
     table = np.arange(6, dtype="float32").reshape(3, 2)
     layer = tf.keras.layers.Embedding(3, 2, weights=[table], input_length=1)
     np.testing.assert_allclose(layer(np.array([[2]])), [[[4, 5]]])
+
+
+@check
+def states_of_recurrent_layers() -> None:
+    layer = tf.keras.layers.LSTM(2, stateful=True)
+    model = tf.keras.Sequential([tf.keras.Input(batch_shape=(1, 2, 3)), layer])
+    first = model.predict(np.ones((1, 2, 3)), verbose=0)
+    assert (model.predict(np.ones((1, 2, 3)), verbose=0) != first).any()
+    model.reset_states()
+    np.testing.assert_array_equal(model.predict(np.ones((1, 2, 3)), verbose=0), first)
 
 
 @check
@@ -222,6 +241,16 @@ def weights_in_checkpoints() -> None:
     for mine, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
     other.save_weights("weights/last.weights.h5")
+    checkpoint = tf.keras.callbacks.ModelCheckpoint("weights/e.h5", save_weights_only=True)
+    model.fit(X, Y, verbose=0, callbacks=[checkpoint])
+    for name in ("weights/e.h5", "weights/w.hdf5"):
+        model.save_weights("weights/w.hdf5")
+        other = small()
+        other.load_weights(name)
+        for mine, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    model.save("weights/whole.h5")
+    other.load_weights("weights/whole.h5")
     with pytest.raises(FileNotFoundError, match="weights/none.index"):
         other.load_weights("weights/none")
 

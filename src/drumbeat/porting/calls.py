@@ -86,7 +86,7 @@ def dropped(context: Context, original: cst.Call, updated: cst.Call) -> cst.Call
         updated = edits.renamed(updated, "experimental_steps_per_execution", "steps_per_execution")
         return edits.without_names(updated, names.DROPPED["compile"][0])
     if method[1] in _FITTING:
-        return edits.without_names(updated, names.DROPPED["fit"][0])
+        return edits.without_names(updated, names.DROPPED[method[1]][0])
     return updated
 
 

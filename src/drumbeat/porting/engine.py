@@ -23,7 +23,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
     cst.Import: (moved.import_modules,),
     cst.Call: (*calls.RULES, *methods.RULES, *values.RULES, *files.RULES, *downloads.RULES),
     cst.FunctionDef: (methods.own_reset_states,),
-    cst.Expr: (methods.minimize, calls.notebook),
+    cst.Expr: (methods.minimize, methods.model_reset_states, calls.notebook),
     cst.Assign: (methods.assigned_to_itself,),
 }
 _KERAS = re.compile(r"keras|tensorflow")

@@ -13,20 +13,6 @@ from drumbeat.porting.calls import is_zero, method_of
 from drumbeat.porting.context import Context
 
 _MODELS = ("model", "sequential")
-# Arguments of the generators' methods by position, as `fit` and the like call them.
-_GENERATORS = {
-    "fit_generator": (
-        *("", "steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data"),
-        *("validation_steps", "validation_freq", "class_weight", "max_queue_size", "workers"),
-        *("use_multiprocessing", "shuffle", "initial_epoch"),
-    ),
-    "evaluate_generator": (
-        *("", "steps", "callbacks", "max_queue_size", "workers", "use_multiprocessing", "verbose"),
-    ),
-    "predict_generator": (
-        *("", "steps", "callbacks", "max_queue_size", "workers", "use_multiprocessing", "verbose"),
-    ),
-}
 _BY_POSITION = "its arguments can't be seen here, and are in another order: give them by name."
 _SAME_ARGUMENTS = {"reset_states": "reset_state", "experimental_run_v2": "run"}
 
@@ -57,11 +43,8 @@ def same_arguments(context: Context, original: cst.Call, updated: cst.Call) -> c
     if kind == "other" or (kind is None and _has_own(context, method[1])):
         return updated
     if method[1] == "reset_states" and context.kinds.likely(method[0]) in _MODELS:
-        context.note(
-            original,
-            "Model.reset_states is gone since Keras 3. Write layer.reset_state() for each of the "
-            "model's recurrent layers.",
-        )
+        if not isinstance(context.scopes.parents.get(original), cst.Expr):
+            context.note(original, names.MODEL_RESET_STATES.notice)
         return updated
     return _renamed(updated, new)
 
@@ -69,18 +52,18 @@ def same_arguments(context: Context, original: cst.Call, updated: cst.Call) -> c
 def generators(context: Context, original: cst.Call, updated: cst.Call) -> cst.Call:
     """`fit_generator` and its like."""
     method = method_of(original)
-    if method is None or method[1] not in _GENERATORS:
+    if method is None or method[1] not in names.GENERATORS:
         return updated
     kind = context.kinds.of(method[0])
     if kind == "other":
         return updated
     new = names.RENAMED[f"Model.{method[1]}"]
-    call = edits.named(updated, _GENERATORS[method[1]])
+    call = edits.named(updated, ("", *names.GENERATORS[method[1]][1:]))
     if call is None:
         context.note(original, f"{method[1]} is {new} since Keras 3; {_BY_POSITION}")
         return updated
     call = edits.renamed(call, "generator", "x")
-    return _renamed(edits.without_names(call, names.DROPPED["fit"][0]), new)
+    return _renamed(edits.without_names(call, names.DROPPED[new][0]), new)
 
 
 def predictions(context: Context, original: cst.Call, updated: cst.Call) -> Any:
@@ -175,6 +158,26 @@ def attribute(context: Context, original: cst.Attribute, updated: Any) -> Any:
             return updated  # the script's own class may have such an attribute
         end = cst.Attribute(updated.value, cst.Name(last.partition("_")[0]))
         return updated.with_changes(value=end, attr=cst.Name("shape"))
+    return updated
+
+
+def model_reset_states(context: Context, original: cst.Expr, updated: cst.Expr) -> Any:
+    """`model.reset_states()` as a statement: its layers', one by one."""
+    call = original.value
+    method = method_of(call) if isinstance(call, cst.Call) else None
+    if method is None or method[1] != "reset_states":
+        return updated
+    if context.kinds.likely(method[0]) not in _MODELS:
+        return updated
+    layer = context.unused("layer")
+    lines = (
+        f"for {layer} in {context.code(method[0])}.layers:\n"
+        f'    if getattr({layer}, "stateful", False):\n'
+        f"        {layer}.reset_state()\n"
+    )
+    if context.before(original, lines):
+        return cst.RemoveFromParent()
+    context.note(original, names.MODEL_RESET_STATES.notice)
     return updated
 
 

@@ -46,10 +46,7 @@ def recipes() -> Mapping[str, Recipe]:
 
 
 _METHODS = {
-    "Metric.reset_states": Recipe(
-        "renames it, also where a metric of the script's own defines it",
-        "it is called on a whole model: Keras 3 has it for each layer only",
-    ),
+    "Metric.reset_states": Recipe("renames it, also where a metric of the script's own defines it"),
     "Model.fit_generator": Recipe(
         "renames it, and gives arguments by position their names", "arguments are given as *args"
     ),
@@ -72,6 +69,10 @@ _OTHERS = (
             "numbers, where a policy would give others",
             "it is in the head of a block",
         ),
+    ),
+    (
+        names.MODEL_RESET_STATES,
+        Recipe("writes a loop over the model's layers", "its result is used"),
     ),
     (
         names.MINIMIZE,

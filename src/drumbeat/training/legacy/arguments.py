@@ -24,7 +24,8 @@ def install() -> None:
     _wrap(keras.layers.BatchNormalization, "__init__", _dropping("BatchNormalization"))
     _wrap(keras.callbacks.TensorBoard, "__init__", _dropping("TensorBoard"))
     # Keras asks whether a model has a compile of its own: it is replaced where it is.
-    _wrap(_owner("fit"), "fit", _dropping("fit"))
+    for method in ("fit", "evaluate", "predict"):
+        _wrap(_owner(method), method, _dropping(method))
     _wrap(_owner("compile"), "compile", _steps_per_execution, _dropping("compile"))
     new_input = _input(keras.Input)
     for module in (*public(""), *public("layers")):
@@ -49,16 +50,17 @@ def _wrap(owner: type, name: str, *changes: Callable[..., Any]) -> None:
 
     @functools.wraps(original)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = list(args)
         for change in changes:
-            change(original, args, kwargs)
-        return original(self, *args, **kwargs)
+            change(original, given, kwargs)
+        return original(self, *given, **kwargs)
 
     # Keras looks at its layers' arguments without following `__wrapped__`.
     wrapped.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     setattr(owner, name, wrapped)
 
 
-def _rate(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _rate(original: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
     if "lr" in kwargs:
         tell(names.LR)
         kwargs["learning_rate"] = kwargs.pop("lr")
@@ -66,25 +68,25 @@ def _rate(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if decay is None:
         return
     tell(names.DECAY)
-    if decay and not args:
-        usual = inspect.signature(original).parameters["learning_rate"].default
-        rate = kwargs.get("learning_rate", usual)
-        kwargs["learning_rate"] = keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)
-    elif decay:
-        raise TypeError(
-            f"decay={decay} was given with a learning rate by position; expected learning_rate="
-            f"keras.optimizers.schedules.InverseTimeDecay({args[0]}, 1, {decay})."
-        )
+    if not decay:
+        return
+    usual = inspect.signature(original).parameters["learning_rate"].default
+    rate = args[0] if args else kwargs.get("learning_rate", usual)
+    schedule = keras.optimizers.schedules.InverseTimeDecay(rate, 1, decay)
+    if args:
+        args[0] = schedule
+    else:
+        kwargs["learning_rate"] = schedule
 
 
-def _reduction(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _reduction(original: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
     del original, args
     if kwargs.get("reduction") == "auto":
         tell(names.REDUCTION_AUTO)
         kwargs["reduction"] = "sum_over_batch_size"
 
 
-def _embedding(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _embedding(original: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
     del original, args
     tables = kwargs.pop("weights", None)
     if tables is not None:
@@ -94,7 +96,7 @@ def _embedding(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 
 def _steps_per_execution(
-    original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    original: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
 ) -> None:
     del original, args
     if "experimental_steps_per_execution" in kwargs:
@@ -105,7 +107,7 @@ def _steps_per_execution(
 def _dropping(function: str) -> Callable[..., Any]:
     arguments, _ = names.DROPPED[function]
 
-    def drop(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def drop(original: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
         del original, args
         for argument in arguments:
             if argument in kwargs:

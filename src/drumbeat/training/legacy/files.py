@@ -6,10 +6,12 @@ import functools
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import tensorflow as tf
 
@@ -23,7 +25,9 @@ from drumbeat.training.legacy.notice import tell
 _EXTRA = "assets.extra"
 _MODEL = "model.keras"
 _MODEL_ENDINGS = (".keras", ".h5", ".hdf5")
-_WEIGHTS_ENDINGS = (".weights.h5", ".h5", ".hdf5", ".keras", ".weights.json")
+_OLD_H5 = (".h5", ".hdf5")
+_WEIGHTS_H5 = ".weights.h5"
+_WEIGHTS_ENDINGS = (_WEIGHTS_H5, ".keras", ".weights.json")
 _DATASETS = ("mnist", "fashion_mnist", "cifar10", "cifar100", "imdb", "reuters", "boston_housing")
 
 
@@ -130,10 +134,23 @@ def _save_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         if not _is_checkpoint(filepath) or kwargs.get("max_shard_size") is not None:
             return original(self, filepath, overwrite, **kwargs)
         tell(names.SAVE_WEIGHTS)
+        if str(filepath).endswith(_OLD_H5):
+            if not overwrite and os.path.exists(filepath):
+                raise FileExistsError(f"{filepath} exists, and overwrite is False.")
+            _save_h5(original, self, Path(filepath))
+            return None
         _name_newest(Path(_checkpoint_of(self).write(str(filepath))))
         return None
 
     return save_weights
+
+
+def _save_h5(original: Callable[..., Any], model: Any, path: Path) -> None:
+    """Keras 3 writes to names in .weights.h5 only."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}{_WEIGHTS_H5}")
+    original(model, str(beside), True)
+    if beside.exists():  # a worker may have left it to the chief
+        os.replace(beside, path)
 
 
 def _name_newest(path: Path) -> None:
@@ -149,7 +166,12 @@ def _name_newest(path: Path) -> None:
 def _load_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def load_weights(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _is_checkpoint(filepath):
+        if _is_of_save_h5(filepath):
+            with tempfile.TemporaryDirectory() as folder:
+                link = os.path.join(folder, f"link{_WEIGHTS_H5}")
+                os.symlink(os.path.abspath(filepath), link)
+                return original(self, link, *args, **kwargs)
+        if not _is_checkpoint(filepath) or str(filepath).endswith(_OLD_H5):
             return original(self, filepath, *args, **kwargs)
         tell(names.LOAD_WEIGHTS)
         if not os.path.exists(f"{filepath}.index"):
@@ -161,6 +183,15 @@ def _load_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         return status
 
     return load_weights
+
+
+def _is_of_save_h5(filepath: Any) -> bool:
+    """It is a file of `_save_h5`: one of Keras 2 has other contents, and Keras 3 reads it."""
+    path = str(filepath)
+    if not path.endswith(_OLD_H5) or path.endswith(_WEIGHTS_H5) or not os.path.isfile(path):
+        return False
+    with h5py.File(path) as file:
+        return "layer_names" not in file.attrs and "model_weights" not in file
 
 
 def _checkpoint_of(model: Any) -> tf.train.Checkpoint:

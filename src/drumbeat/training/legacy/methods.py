@@ -25,11 +25,14 @@ def install() -> None:
     """Give the classes their old methods."""
     for name, new in names.RENAMED.items():
         kind, _, last = name.partition(".")
-        if name == "Optimizer.lr":
+        if last in names.GENERATORS:
+            setattr(_CLASSES[kind], last, _generator(name, new))
+        elif name == "Optimizer.lr":
             setattr(_CLASSES[kind], last, _alias_property(name, new))
         elif name != "Metric.reset_states":
             setattr(_CLASSES[kind], last, _alias(name, new))
     _reset_states(keras.metrics.Metric)
+    keras.Model.reset_states = _reset_model
     optimizer = keras.optimizers.Optimizer
     optimizer.minimize = _minimize
     optimizer.weights = property(_optimizer_weights)
@@ -48,6 +51,28 @@ def _alias(name: str, new: str) -> Callable[..., Any]:
         return getattr(self, new)(*args, **kwargs)
 
     return method
+
+
+def _generator(name: str, new: str) -> Callable[..., Any]:
+    """`fit_generator` and the like: other names, another order."""
+    positions = names.GENERATORS[name.rpartition(".")[2]]
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tell(names.renamed(name))
+        given = {**dict(zip(positions, args, strict=False)), **kwargs}
+        return getattr(self, new)(given.pop("generator"), **given)
+
+    return method
+
+
+def _reset_model(self: Any) -> None:
+    tell(names.MODEL_RESET_STATES)
+    waiting = list(self.layers)
+    while waiting:
+        layer = waiting.pop()
+        waiting.extend(getattr(layer, "layers", ()))
+        if getattr(layer, "stateful", False):
+            layer.reset_state()
 
 
 def _alias_property(name: str, new: str) -> property:
