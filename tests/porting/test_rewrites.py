@@ -99,8 +99,8 @@ REWRITES: list[tuple[str, str, str]] = [
     ("Sequential.predict_proba", "model.predict_proba(x)", "model.predict(x)"),
     (
         "Layer.input_shape, output_shape",
-        "print([layer.output_shape for layer in model.layers], model.layers[0].input_shape)",
-        "print([layer.output.shape for layer in model.layers], model.layers[0].input.shape)",
+        "print([layer.output_shape for layer in model.layers[1:]], model.layers[0].input_shape)",
+        "print([layer.output.shape for layer in model.layers[1:]], model.layers[0].input.shape)",
     ),
     (
         "keras.backend.set_value",

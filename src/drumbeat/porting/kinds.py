@@ -31,7 +31,9 @@ class Kinds:
         if isinstance(node, cst.Attribute):
             return self._of_attribute(node, depth)
         if isinstance(node, cst.Subscript):
-            return _ONE_OF.get(self.of(node.value, depth - 1) or "")
+            kind = self.of(node.value, depth - 1)
+            is_part = isinstance(node.slice[0].slice, cst.Slice)
+            return kind if is_part else _ONE_OF.get(kind or "")
         if isinstance(node, cst.Name):
             return self._of_name(node, depth)
         if isinstance(node, (cst.List, cst.Tuple)):
