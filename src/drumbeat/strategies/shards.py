@@ -123,10 +123,22 @@ def join(gradients: list[Any], starts: list[int]) -> Any:
             ),
             dense_shape=tf.constant([starts[-1], *there[0][1].values.shape[1:]], tf.int64),
         )
-    dense = [None if g is None else tf.convert_to_tensor(g) for g in gradients]
-    like = tf.convert_to_tensor(there[0][1])
-    blank = [
-        tf.zeros([b - a, *like.shape[1:]], like.dtype)
-        for a, b in zip(starts, starts[1:], strict=False)
-    ]
-    return tf.concat([z if g is None else g for g, z in zip(dense, blank, strict=True)], 0)
+    rows = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+    like = there[0][1]
+    shape, dtype = (
+        (like.values if isinstance(like, tf.IndexedSlices) else like).shape[1:],
+        like.dtype,
+    )
+    return tf.concat(
+        [
+            tf.zeros([count, *shape], dtype) if gradient is None else _dense(gradient, count)
+            for gradient, count in zip(gradients, rows, strict=True)
+        ],
+        0,
+    )
+
+
+def _dense(gradient: Any, rows: int) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+    return gradient

@@ -45,7 +45,7 @@ def _cause(text: str) -> str:
     """What remains without the places in Python, and without what gRPC has to add."""
     several = _FIRST_OF_SEVERAL.search(text)
     if several:
-        text = several[1]
+        text = several[1].partition("\n  (1) ")[0]
     text = text.partition("Additional GRPC error information")[0]
     said = [line.strip() for line in text.splitlines()]
     said = [line for line in said if line and not line.startswith(_NOISE)]
