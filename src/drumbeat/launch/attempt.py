@@ -96,6 +96,7 @@ class Attempt:
         )
         self._pmi: PmiServer | None = None
         self._pages: dict[str, ProgressPage] = {}
+        self._spent: dict[str, ProgressPage] = {}
         self._notes: dict[str, TimesNote] = {}
         self.fired = fired
         self._injector: NodeInjector | None = None
@@ -250,10 +251,11 @@ class Attempt:
         for note in self._notes.values():
             note.close()
         self._notes.clear()
-        for page in self._pages.values():
+        for page in (*self._pages.values(), *self._spent.values()):
             self.fired |= page.read().fired
             page.close()
         self._pages.clear()
+        self._spent.clear()
 
     @property
     def missed(self) -> list[str]:
@@ -308,7 +310,10 @@ class Attempt:
         heading = f"--- attempt {self._number} ---\n" if self._number > 1 else ""
         if not is_first:
             heading = "--- started again ---\n"
-            self._pages.pop(task.name).close()
+            # Whoever watches it reads its page until it has the next.
+            if (spent := self._spent.pop(task.name, None)) is not None:
+                spent.close()
+            self._spent[task.name] = self._pages.pop(task.name)
         streams, fds = self._console.attach(task.name, folder / "output.log", heading)
         names: list[str] = []
         mpi_fd: int | None = None

@@ -228,11 +228,12 @@ class Watch:
     async def _last_evaluation(self, end: asyncio.Future[None], name: str) -> None:
         """Has an evaluator finish: within the grace, or as long as it evaluates."""
         settings, clock = self._settings, asyncio.get_running_loop().time
-        self._workers[name].progress.request(Request.FINISH)
         began_s = seen_s = clock()
         while not end.done() and clock() - began_s < settings.collective_timeout_s:
+            page = self._workers[name].progress  # of its last life
+            page.request(Request.FINISH)
             await asyncio.wait({end}, timeout=_EVALUATOR_POLL_S)
-            if self._workers[name].progress.read().activity is Activity.EVALUATING:
+            if page.read().activity is Activity.EVALUATING:
                 seen_s = clock()
             elif clock() - seen_s >= settings.grace_s:
                 break
@@ -290,8 +291,9 @@ class Watch:
             code=self._aborts.get(worker.task.name, code),
             text=explanation(worker.stderr.tail_text(), worker.stdout.tail_text()),
             consequence=note.get("consequence") is True,
-            kind=_kind_of(note),
-            how="" if code else "has ended, though nobody asked it to",
+            # A server ends without an error only if somebody has sent it SIGTERM.
+            kind=_kind_of(note) if code else Kind.KILLED,
+            how="" if code else "has ended by itself",
             what=f"{note['type']}: {note.get('message')}"[:WHAT_LIMIT] if "type" in note else "",
             step=progress.step,
             epoch=progress.epoch,
