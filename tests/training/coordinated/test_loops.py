@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from drumbeat.training.coordinated import failures, steps
+from drumbeat.training.coordinated import failures, loops, steps
 from drumbeat.training.coordinated.loops import AHEAD, Pass
 from drumbeat.training.coordinated.window import Finished
 
@@ -38,6 +38,9 @@ class Counts:
     """Stands for the functions of a model: returns how many batches it was asked for."""
 
     def on_batches(self, spec: Any, count: int) -> int:
+        return count
+
+    def on_iterator(self, iterator: Any, spec: Any, count: int) -> int:
         return count
 
 
@@ -89,6 +92,50 @@ def test_a_pass_that_drains_begins_nothing_new() -> None:
     assert not begun.is_quiet
     begun.finish()
     assert begun.is_quiet
+
+
+class OfWorkers(tf.distribute.coordinator.PerWorkerValue):
+    """Iterators on workers, by name only."""
+
+    def __init__(self) -> None:
+        pass
+
+
+class TwoWorkers(OneAfterAnother):
+    """Each function runs on one or the other in turn; each has so many batches."""
+
+    def __init__(self, *batches: int) -> None:
+        super().__init__()
+        self.left = list(batches)
+        self.turn = 0
+
+    def take(self) -> Finished:
+        number, asked = self.flying.popleft()
+        self.turn = 1 - self.turn
+        made = min(asked, self.left[self.turn])
+        self.left[self.turn] -= made
+        return Finished(number, (number, 0.0, made))
+
+
+@pytest.mark.parametrize("batches", [(5, 5), (1, 9), (0, 6), (3, 4)])
+@pytest.mark.parametrize("per_execution", [1, 3])
+@pytest.mark.parametrize("is_known", [True, False])
+def test_workers_data_is_used_up_though_they_end_at_different_times(
+    monkeypatch: pytest.MonkeyPatch, batches: tuple[int, int], per_execution: int, is_known: bool
+) -> None:
+    monkeypatch.setattr(loops, "specs_of_iterators", lambda iterator: (None, None))
+    begun = Pass(TwoWorkers(*batches), workers=2)  # type: ignore[arg-type]
+    total = sum(batches) if is_known else None
+    asked = ((at, at + per_execution - 1, OfWorkers()) for at in range(0, 1000, per_execution))
+    for begin, _, iterator in begun.around(asked, total, per_execution):
+        if total is not None and begin >= total:
+            break
+        begun.draining = begin == 0  # as for a snapshot: what follows is begun all the same
+        try:
+            begun.step(Counts(), iterator, per_execution)  # type: ignore[arg-type]
+        except StopIteration:
+            break
+    assert begun.steps == sum(batches)
 
 
 def test_batches_put_together_are_taken_apart() -> None:

@@ -87,10 +87,10 @@ class Pass:
         Raises:
             StopIteration: The data is at its end.
         """
-        if self.is_quiet:
-            self.draining = False
         logs = None
         while True:
+            if self.is_quiet:
+                self.draining = False
             self._fill(steps, iterator, per_execution)
             if self.is_quiet and logs is not None:
                 return logs
