@@ -120,8 +120,13 @@ class TwoWorkers(OneAfterAnother):
 @pytest.mark.parametrize("batches", [(5, 5), (1, 9), (0, 6), (3, 4)])
 @pytest.mark.parametrize("per_execution", [1, 3])
 @pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("drains", [True, False])
 def test_workers_data_is_used_up_though_they_end_at_different_times(
-    monkeypatch: pytest.MonkeyPatch, batches: tuple[int, int], per_execution: int, is_known: bool
+    monkeypatch: pytest.MonkeyPatch,
+    batches: tuple[int, int],
+    per_execution: int,
+    is_known: bool,
+    drains: bool,
 ) -> None:
     monkeypatch.setattr(loops, "specs_of_iterators", lambda iterator: (None, None))
     begun = Pass(TwoWorkers(*batches), workers=2)  # type: ignore[arg-type]
@@ -130,7 +135,7 @@ def test_workers_data_is_used_up_though_they_end_at_different_times(
     for begin, _, iterator in begun.around(asked, total, per_execution):
         if total is not None and begin >= total:
             break
-        begun.draining = begin == 0  # as for a snapshot: what follows is begun all the same
+        begun.draining = drains  # as for a snapshot: what follows is begun all the same
         try:
             begun.step(Counts(), iterator, per_execution)  # type: ignore[arg-type]
         except StopIteration:
