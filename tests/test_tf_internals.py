@@ -313,3 +313,52 @@ def test_strategies_of_tensorflow_s_own_can_be_subclassed_with_other_machinery()
 
         assert isinstance(Own(), cls)
         assert type(Own().extended) is tf_internals.StrategyExtendedV1
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("_update", ("self", "var", "fn", "args", "kwargs", "group")),
+        ("_create_variable", ("self", "next_creator", "kwargs")),
+        ("_call_for_each_replica", ("self", "fn", "args", "kwargs")),
+        ("_replica_ctx_update", ("self", "var", "fn", "args", "kwargs", "group")),
+        ("_replica_ctx_all_reduce", ("self", "reduce_op", "value", "options")),
+        ("_experimental_distribute_dataset", ("self", "dataset", "options")),
+        ("_use_merge_call", ("self",)),
+    ],
+)
+def test_parameter_servers_call_what_we_replace(name: str, parameters: tuple[str, ...]) -> None:
+    function = getattr(tf_internals.ParameterServerExtended, name)
+    assert tuple(inspect.signature(function).parameters) == parameters
+
+
+def test_a_remote_value_says_when_it_is_here() -> None:
+    remote = tf_internals.coordinator_values.RemoteValueImpl(None, tf.TensorSpec([]))
+    assert not tf_internals.is_finished(remote)
+    tf_internals.wait_for(remote, 0.0)
+    remote._set_error(ValueError("no"))
+    assert tf_internals.is_finished(remote)
+
+
+def test_a_dataset_can_be_made_again_from_its_graph() -> None:
+    data = tf.data.Dataset.range(7).map(lambda x: 2 * x).batch(3)
+    again = tf.function(lambda: tf_internals.serialized(data)().cardinality())
+    assert int(again()) == 3
+    made = tf_internals.serialized(data)()
+    assert [batch.tolist() for batch in made.as_numpy_iterator()] == [[0, 2, 4], [6, 8, 10], [12]]
+
+
+def test_a_gradient_goes_to_each_part_of_what_is_no_tensor() -> None:
+    parts = [tf.Variable([1.0, 2.0]), tf.Variable([3.0])]
+    variable = tf_internals.ShardedVariable(parts)
+    assert parts[0]._sharded_container() is variable
+    assert not inspect.isabstract(
+        type(
+            "Own",
+            (tf_internals.CompositeTensorGradient,),
+            {
+                name: lambda self: None
+                for name in ("get_gradient_components", "replace_gradient_components")
+            },
+        )
+    )
