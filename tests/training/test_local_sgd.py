@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from drumbeat.errors import StateError
+from drumbeat.state.format import State
+from drumbeat.training import snapshots
+from drumbeat.training.holdings import Holdings
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(600)]
 
@@ -59,6 +65,19 @@ def check_outer_steps(found: list[dict]) -> None:
         for each in found:
             np.testing.assert_allclose(each["seen"][2 * round_ + 1], weight, rtol=1e-5, atol=1e-6)
     assert [each["steps"] for each in found] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("settings", "workers", "told"),
+    [
+        ("8 nesterov:0.7,0.9", 2, "sync_every and outer: 8 nesterov:0.7,0.9"),
+        ("8", 2, "now it is one in which they sum gradients"),
+    ],
+)
+def test_a_state_is_for_the_same_training(settings: str, workers: int, told: str) -> None:
+    state = State(3, {"averaged": ["", settings], "workers": workers, "paths": []}, {})
+    with pytest.raises(StateError, match=re.escape(told)):
+        snapshots.put_back(state, Holdings(), rank=0, size=2)
 
 
 @pytest.mark.slow
