@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -264,10 +264,16 @@ def measure(way: str, row: str, cells: Sequence[str], folder: Path) -> dict[str,
     began_s = time.monotonic()
     place = folder / f"{way.replace(' ', '-')}-{row}"
     place.mkdir(parents=True, exist_ok=True)
+    kept = place / "results.json"
+    if kept.exists():
+        results = {name: Result(**value) for name, value in json.loads(kept.read_text()).items()}
+        if set(cells) <= set(results):
+            return results
     jobs = Jobs(way, row, place)
     results = jobs.cells([cell for cell in cells if cell != RESTART])
     if RESTART in cells:
         results[RESTART] = jobs.restart()
+    kept.write_text(json.dumps({name: asdict(result) for name, result in results.items()}))
     good = sum(result.found is not None for result in results.values())
     took_s = time.monotonic() - began_s
     print(f"{row}, {way}: {good} of {len(results)} ran, {took_s:.0f} s", file=sys.stderr)
@@ -330,7 +336,7 @@ def main() -> int:
     parser.add_argument("--rows", type=lambda text: names(text, ROWS), default=list(ROWS))
     parser.add_argument("--cells", type=lambda text: names(text, CELLS), default=list(CELLS))
     parser.add_argument("--json", type=Path, help="file for what was found")
-    parser.add_argument("--keep", type=Path, help="folder for the jobs' output")
+    parser.add_argument("--keep", type=Path, help="folder for results; takes up those it has")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="drumbeat-strategies-") as name:
         folder = (options.keep or Path(name)).resolve()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -216,6 +217,13 @@ def alone(name: str) -> tuple[Any, int]:
     return tf.distribute.get_strategy(), 0
 
 
+def said(text: str) -> str:
+    """The first line that says something: Keras puts one before that and makes it bold."""
+    lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in text.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("Exception encountered when")]
+    return lines[0] if lines else ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -235,8 +243,7 @@ def main() -> None:
             found = {"numbers": CELLS[name](job)}
         except Exception as error:
             traceback.print_exc()
-            text = next((line for line in str(error).splitlines() if line.strip()), "")
-            found = {"error": type(error).__name__, "text": text.strip()}
+            found = {"error": type(error).__name__, "text": said(str(error))}
         if rank == 0:
             new = options.out / f"{name}.new"
             new.write_text(json.dumps(found))

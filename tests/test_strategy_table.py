@@ -67,6 +67,18 @@ def test_reasons_become_footnotes_with_what_is_known_upstream() -> None:
     assert lines[6] == "2. loss 2, on one device 1"
 
 
+def test_the_docs_have_the_whole_table() -> None:
+    text = table.PAGE.read_text().split(table.BEGIN)[1].split(table.END)[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")][2:]
+    assert [line.split("|")[1].strip() for line in lines[::2]] == list(table.ROWS)
+    issues = set(re.findall(r"^(\d+)\. .*\]\(https", text, re.M))
+    for line in lines[1::2]:
+        cells = [cell.strip() for cell in line.split("|")[3:-1]]
+        assert len(cells) == len(table.CELLS)
+        assert set(re.findall(r"no \((\d+)\)", line)) <= issues
+        assert all(cell == "yes" or cell.startswith("no (") for cell in cells)
+
+
 @pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(600)
