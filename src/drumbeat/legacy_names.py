@@ -46,6 +46,10 @@ def _dropped(old: str, why: str, since: str = KERAS_3) -> Old:
     return Old(name=old, since=since, now=f"drumbeat leaves it out, {why}", write="it without")
 
 
+_PARTS_OF_LAYERS = (
+    *("advanced_activations", "convolutional", "core", "embeddings", "merge", "noise"),
+    *("normalization", "pooling", "recurrent", "wrappers"),
+)
 # Where a public module has lost a part: what `module.part.name` is now. A name that ends in .*
 # stands for all that the module on the right has.
 MOVED: dict[str, str] = {
@@ -54,6 +58,8 @@ MOVED: dict[str, str] = {
     "experimental.CosineDecayRestarts": "optimizers.schedules.CosineDecayRestarts",
     "layers.experimental.preprocessing.*": "layers.*",
     "layers.experimental.EinsumDense": "layers.EinsumDense",
+    # As the package keras alone had them.
+    **{f"layers.{part}.*": "layers.*" for part in _PARTS_OF_LAYERS},
     "mixed_precision.experimental.Policy": "mixed_precision.Policy",
     "mixed_precision.experimental.set_policy": "mixed_precision.set_global_policy",
     "mixed_precision.experimental.global_policy": "mixed_precision.global_policy",
@@ -68,6 +74,7 @@ MOVED: dict[str, str] = {
 _MOVED_SINCE = {
     "mixed_precision.experimental": "TensorFlow 2.9",
     "utils.np_utils": "TensorFlow 2.13",
+    **{f"layers.{part}": "TensorFlow 2.13" for part in _PARTS_OF_LAYERS},
     "utils.generic_utils": "TensorFlow 2.13",
 }
 

@@ -41,9 +41,14 @@ def small(outputs: int = 2, optimizer: Any = "sgd") -> Any:
 
 @check
 def moved_modules() -> None:
+    from keras.layers.core import Dense
+    from keras.layers.merge import concatenate
     from tensorflow.keras.layers.experimental import preprocessing
     from tensorflow.keras.optimizers.legacy import SGD
 
+    assert Dense is keras.layers.Dense
+    assert concatenate is keras.layers.concatenate
+    assert keras.layers.normalization.BatchNormalization is keras.layers.BatchNormalization
     assert tf.keras.callbacks.experimental.BackupAndRestore is keras.callbacks.BackupAndRestore
     assert preprocessing.Rescaling is keras.layers.Rescaling
     assert tf.keras.layers.experimental.preprocessing.RandomFlip is keras.layers.RandomFlip
