@@ -14,6 +14,7 @@ from drumbeat.data.distributed import (
     PlacedBatches,
     WholeBatches,
     in_one_order,
+    joined,
     split_batches,
 )
 from drumbeat.data.replay import iterator_at
@@ -175,3 +176,24 @@ def test_num_rows(structure: Any, rows: int | None) -> None:
     if isinstance(structure, list):
         tensors = tf.constant(structure)
     assert num_rows(tensors) == rows
+
+
+def test_batches_are_joined_end_to_end() -> None:
+    lists = tf.data.Dataset.from_tensor_slices(tf.ragged.range(tf.range(11)))
+    batches = tf.data.Dataset.zip({"n": tf.data.Dataset.range(11), "list": lists}).batch(2)
+    # One number for a batch, and an axis that is as long as the batch's number.
+    wide = batches.map(lambda b: b | {"one": b["n"][0], "wide": tf.ones([2, b["n"][0] + 1])})
+    whole = list(joined(batches, 3))
+    assert [b["n"].numpy().tolist() for b in whole] == [list(range(6)), list(range(6, 11))]
+    assert [b["list"].row_lengths().numpy().tolist() for b in whole] == [
+        list(range(6)),
+        list(range(6, 11)),
+    ]
+    shapes = [(int(b["one"]), b["wide"].shape.as_list()) for b in joined(wide, 2)]
+    assert shapes == [(0, [4, 3]), (4, [4, 7]), (8, [4, 11])]
+
+
+def test_sparse_batches_are_not_joined() -> None:
+    sparse = tf.data.Dataset.from_tensors(tf.sparse.eye(2))
+    with pytest.raises(DataError, match=r"3 batches for each step.*can't be put together"):
+        joined(sparse, 3)

@@ -16,7 +16,7 @@ import pytest
 from drumbeat.errors import ConfigError
 from drumbeat.strategies.placement import checked, first_devices
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
 SCRIPT = Path(__file__).with_name("devices.py")
 
@@ -31,7 +31,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("devices")
     command = [sys.executable, "-m", "drumbeat", "run", "--devices-per-worker", "3"]
     command += ["--run-dir", str(folder / "run"), str(SCRIPT), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=380)
     return re.sub(r"^\[worker 0\] ?", "", done.stdout + done.stderr, flags=re.MULTILINE)
 
 
