@@ -270,7 +270,7 @@ def _reset_state(original: Callable[..., Any]) -> Callable[..., Any]:
 def _remember(metric: Any, variable: Any) -> Any:
     if not tf.executing_eagerly():
         return functools.partial(_after_reset, metric, variable)
-    value = tf.identity(variable.value)
+    value = tf.identity(tf.convert_to_tensor(variable.value))
     return value if np.any(value) else None
 
 
