@@ -88,7 +88,7 @@ def networked(cable: Link, peers: Sequence[str]) -> list[Case]:
         for kind in COMPRESSIONS[cable.rate_gbit]:
             title = f"drumbeat --compress {kind}"
             ways[title] = dataclasses.replace(ours, title=title, options=("--compress", kind))
-        title = f"{LOCAL_SGD} {SYNC_EVERY}"
+        title = f"{LOCAL_SGD} {SYNC_EVERY}, its epochs of {SYNC_EVERY} steps, not {NETWORK_STEPS}"
         ways[title] = dataclasses.replace(
             ours, title=title, options=("--sync-every", str(SYNC_EVERY))
         )
