@@ -19,6 +19,7 @@ def worker(index, hosts, queue):
     import numpy as np
     import tensorflow as tf
 
+    tf.keras.utils.set_random_seed(26)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     assert strategy.num_replicas_in_sync == len(hosts), strategy.num_replicas_in_sync
     x = np.random.RandomState(26).rand(64, 3).astype("float32")
