@@ -14,6 +14,7 @@ import inspect
 import itertools
 import os
 import re
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from drumbeat.training.coordinated import sources
 KEPT = 2
 """Weights that the chief keeps: the newest, and the one that may be being read."""
 _LOOK_S = 0.2
+_FOLDER = "evaluation"
 _WEIGHTS = re.compile(r"epoch-(\d+)\.weights\.h5")
 _LAST = "last.json"
 _fits = itertools.count()
@@ -53,6 +55,15 @@ def install(identity: Identity, env: Mapping[str, str]) -> None:
     touch.wrap(touch.FIT, lambda original: _fit(original, Path(identity.run_dir), page))
 
 
+def clear(identity: Identity) -> None:
+    """In the chief's process, before its script: removes what an earlier run left in the folder.
+
+    A restarted attempt goes on with what there is.
+    """
+    if identity.has_evaluator and identity.is_chief and identity.attempt == 1:
+        shutil.rmtree(Path(identity.run_dir) / _FOLDER, ignore_errors=True)
+
+
 def callbacks() -> list[keras.callbacks.Callback]:
     """For a fit in the process that writes: what leaves its weights to the evaluator, if any."""
     identity = Identity.from_env(os.environ)
@@ -62,7 +73,7 @@ def callbacks() -> list[keras.callbacks.Callback]:
 
 
 def _folder(run: Path, number: int) -> Path:
-    return run / "evaluation" / f"fit-{number}"
+    return run / _FOLDER / f"fit-{number}"
 
 
 class _Leaves(keras.callbacks.Callback):

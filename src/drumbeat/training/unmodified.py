@@ -55,9 +55,11 @@ def _install(identity: Identity, env: Mapping[str, str]) -> None:
         # Asked for the strategy, a ps or evaluator is told that it takes no part in it.
         if not identity.keep_tf_strategies:
             stand_in.install()
-            if evaluating.is_evaluator(env):
+            # A platform's evaluator doesn't see where the chief's weights are.
+            if identity.has_evaluator and evaluating.is_evaluator(env):
                 evaluating.install(identity, env)
         return
+    evaluating.clear(identity)
     if identity.devices_per_worker > 1:
         make_logical_cpus(identity.devices_per_worker)
     if identity.seed is not None:
