@@ -42,9 +42,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "legacy_names": frozenset(),
     "tf_internals": frozenset(),
     "keras_internals": frozenset(),
+    "tf_keras_internals": frozenset(),
 }
 # Every layer may import these.
-BOTTOM = frozenset({"errors", "legacy_names", "tf_internals", "keras_internals"})
+BOTTOM = frozenset(
+    {"errors", "legacy_names", "tf_internals", "keras_internals", "tf_keras_internals"}
+)
 # Names that any layer may take from the package itself.
 PACKAGE_NAMES = frozenset({"__version__"})
 
@@ -52,6 +55,7 @@ PACKAGE_NAMES = frozenset({"__version__"})
 INTERNALS = {
     "tensorflow.python": "tf_internals",
     "keras.src": "keras_internals",
+    "tf_keras.src": "tf_keras_internals",
 }
 
 

@@ -431,6 +431,11 @@ def wrap(touch: Touch, make: Callable[[Callable[..., Any]], Callable[..., Any]])
         raise ConfigError(
             f"Keras {keras.__version__} isn't supported: {problem}. Expected Keras 3.12 to 3.15."
         )
+    replace(touch, make)
+
+
+def replace(touch: Touch, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """As `wrap`, for a touch that is known to fit."""
     owner = touch.owner()
     original = getattr(owner, touch.attribute)
     replacement = functools.wraps(original)(make(original))

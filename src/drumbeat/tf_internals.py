@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +21,11 @@ import tensorflow as tf
 # ServerDef: the message in which the context wants the cluster.
 from tensorflow.core.protobuf import (
     tensorflow_server_pb2,  # pyright: ignore[reportMissingImports]
+)
+
+# do_not_convert leaves callees alone as well.
+from tensorflow.python.autograph.impl import (  # pyright: ignore[reportMissingImports]
+    api as autograph,
 )
 
 # Checkpoints are written in parts whose names clash between workers.
@@ -593,3 +601,42 @@ def function_of_distributed(dataset: Any) -> Callable[..., Any] | None:
 def is_per_worker_dataset(dataset: Any) -> bool:
     """Whether `dataset` is what a coordinator's `create_per_worker_dataset` returned."""
     return isinstance(dataset, coordinator_values.PerWorkerDatasetFromDatasetFunction)
+
+
+def unconverted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a function as one that AutoGraph calls as it is, and whose callees it converts."""
+    return autograph.autograph_artifact(function)
+
+
+def drawn_ahead(generator: Any, count: Any) -> tuple[Any, Any]:
+    """The key and the counter for the next `count` numbers of a `tf.random.Generator`, in uint64.
+
+    It moves on behind them; as when it drew them itself, but for no replica in particular.
+
+    Args:
+        generator: One with Philox, made outside of any strategy or `freed`.
+        count: int64 scalar.
+    """
+    before = generator.skip(count)
+    return tf.bitcast(before[2:3], tf.uint64), tf.bitcast(before[:2], tf.uint64)
+
+
+def freed(generator: Any) -> Any:
+    """`generator`, so that it draws alike in all replicas of the strategy it was made under."""
+    generator._distribution_strategy = None
+    return generator
+
+
+def use_keras_2() -> None:
+    """Makes `tf.keras` tf_keras in a process that has imported TensorFlow before."""
+    folders = {}
+    for version, api in (("v1", tf.compat.v1), ("v2", tf.compat.v2)):
+        package = importlib.import_module(f"tf_keras.api._{version}.keras")
+        folders[version] = os.path.dirname(os.path.dirname(str(package.__file__)))
+        setattr(api, "keras", package)  # noqa: B010  (no such name is known of it)
+    # What `import tensorflow.keras` finds, and has found.
+    tf.__path__.insert(0, folders["v2"])
+    for name in [name for name in sys.modules if name.startswith("tensorflow.keras")]:
+        if name == "tensorflow.keras" or name.startswith("tensorflow.keras."):
+            del sys.modules[name]
+    tf.keras = importlib.import_module("tf_keras.api._v2.keras")

@@ -357,6 +357,18 @@ def run(
             rich_help_panel=_SELDOM,
         ),
     ] = False,
+    keras: Annotated[
+        int | None,
+        typer.Option(
+            "--keras",
+            min=2,
+            max=3,
+            metavar="2|3",
+            help="What tf.keras is: 2 is the package tf_keras. By default 3, or what "
+            "TF_USE_LEGACY_KERAS says.",
+            rich_help_panel=_SELDOM,
+        ),
+    ] = None,
     start_timeout: Annotated[
         float,
         typer.Option(
@@ -398,6 +410,7 @@ def run(
         collectives=collectives,
         keep_tf_strategies=keep_tf_strategies,
         strict_names=strict_names,
+        keras=keras,
         exact=EXACT_SHARDS if exact and exact_shards is None else exact_shards,
         shares=shares,
         compress=compress,

@@ -65,6 +65,7 @@ class RunArguments:
         collectives: "auto", "mpi" or "tensorflow".
         keep_tf_strategies: Leave TensorFlow's strategies as they are.
         strict_names: Leave it to Keras 3 to refuse names that it has no more.
+        keras: 2 or 3, see `generation`.
         exact: Number of virtual shards, for exact mode.
         shares: "2,1" and such, or "auto".
         jit: One of `identity.JIT_CHOICES`.
@@ -100,6 +101,7 @@ class RunArguments:
     collectives: str = "auto"
     keep_tf_strategies: bool = False
     strict_names: bool = False
+    keras: int | None = None
     exact: int | None = None
     shares: str | None = None
     compress: str = "none"

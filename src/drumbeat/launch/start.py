@@ -15,12 +15,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drumbeat.launch import environment, files
+from drumbeat.launch import environment, files, generation
 from drumbeat.launch.backends import environ_of
 from drumbeat.launch.console import Console
 from drumbeat.launch.forker import Forker
 from drumbeat.launch.machine import Machine, cpu_limit
 from drumbeat.launch.outcome import Outcome
+from drumbeat.launch.parent import DEFAULT_PRELOAD
 from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
 from drumbeat.launch.signals import exit_quietly
 from drumbeat.launch.tuner import Tuner
@@ -89,6 +90,7 @@ def supervise(
         ConfigError: The arguments or the environment can't be used, or the folder for
             backups.
     """
+    environ = generation.environ_with(arguments.keras, environ)
     cpus, limit = allowed_cpus(), cpu_limit()
     now = datetime.now()
     environ, backend_note = environ_of(arguments.backend, environ)
@@ -113,6 +115,8 @@ def supervise(
     note = console.note
     if backend_note:
         note(backend_note)
+    if generation.asks_for_2(settings.command, is_module=settings.is_module, environ=environ):
+        preload = generation.PRELOAD if preload == DEFAULT_PRELOAD else preload
     tuner = Tuner(settings, machine, machine.share(0, settings.process_count), run_dir, note)
     forker = Forker(settings, tuner, preload=preload, run_dir=run_dir, note=note)
     forker.begin()

@@ -10,6 +10,7 @@ that crosses processes goes through one `Communicator`.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -130,6 +131,7 @@ class DataParallelExtended(StrategyExtendedV1):
         self.jit = "auto"
         self._cluster_resolver = cluster_resolver
         self._retrace_functions_for_each_device = False
+        self._here = threading.local()
         size = communicator.size
         count = exact // size if exact else max(len(placement.devices), 1)
         self.replicas = Replicas(
@@ -350,7 +352,7 @@ class DataParallelExtended(StrategyExtendedV1):
     # Variables --------------------------------------------------------------
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        if self.communicator.size > 1:
+        if self.communicator.size > 1 and not getattr(self._here, "alone", False):
             kwargs["initial_value"] = self._chiefs(kwargs["initial_value"], kwargs.get("dtype"))
         with self.placement.of_variables():
             variable = next_creator(**kwargs)
@@ -367,6 +369,19 @@ class DataParallelExtended(StrategyExtendedV1):
             return self.communicator.broadcast([everyones[0]])[0]
         total = self._sum([[value] for value in everyones])[0]
         return total if how == tf.VariableAggregation.SUM else divide(total, self.replicas.total)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within this, in this thread, variables begin with this worker's value.
+
+        For what the other workers don't do at the same time.
+        """
+        before = getattr(self._here, "alone", False)
+        self._here.alone = True
+        try:
+            yield
+        finally:
+            self._here.alone = before
 
     def _chiefs(self, initial_value: Any, dtype: Any) -> Callable[..., Any]:
         """`initial_value` as a callable that returns the chief's value on every worker."""
@@ -426,8 +441,18 @@ class DataParallelExtended(StrategyExtendedV1):
     # Facts ------------------------------------------------------------------
 
     @property
-    def _num_replicas_in_sync(self) -> int:
-        return self.replicas.total
+    def _num_replicas_in_sync(self) -> Any:
+        return getattr(self._here, "counted_as", None) or self.replicas.total
+
+    @contextlib.contextmanager
+    def counted_as(self, number: Any) -> Iterator[None]:
+        """Within this, in this thread, `number` stands for the number of replicas; None for it."""
+        before = getattr(self._here, "counted_as", None)
+        self._here.counted_as = number
+        try:
+            yield
+        finally:
+            self._here.counted_as = before
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

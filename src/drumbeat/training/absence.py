@@ -37,9 +37,14 @@ def _make_function(original: Callable[..., Any]) -> Callable[..., Any]:
     def make_function(self: Any, step_function: Callable[..., Any]) -> Any:
         if step_function == self.train_step and _always_has_rows.get(self, False):
             return original(self, step_function)
-        return original(self, lambda batch: _with_rows(step_function, batch)[0])
+        return original(self, lambda batch: with_rows(step_function, batch)[0])
 
     return make_function
+
+
+def has_always_rows(model: Any) -> bool:
+    """Whether every worker has rows in every step of `model`'s `train_function`."""
+    return _always_has_rows.get(model, False)
 
 
 _always_has_rows: Any = weakref.WeakKeyDictionary()
@@ -68,15 +73,15 @@ def expect(model: Any, strategy: DataParallelStrategy, least_rows: int) -> None:
 
 def _predict_step(original: Callable[..., Any]) -> Callable[..., Any]:
     def predict_step(self: Any, data: Any) -> Any:
-        outputs, absent = _with_rows(functools.partial(original, self), data)
+        outputs, absent = with_rows(functools.partial(original, self), data)
         if absent is None:
             return outputs
-        return tf.nest.map_structure(lambda leaf: _left_out(leaf, absent), outputs)
+        return tf.nest.map_structure(lambda leaf: left_out(leaf, absent), outputs)
 
     return predict_step
 
 
-def _with_rows(step_function: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
+def with_rows(step_function: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
     """What the step returns for `batch`, or for a row of zeros if it has none; and if it hasn't.
 
     The latter is a bool tensor, or None where the batch surely has rows.
@@ -91,7 +96,8 @@ def _with_rows(step_function: Callable[[Any], Any], batch: Any) -> tuple[Any, An
         return step_function(batch), absent
 
 
-def _left_out(output: Any, absent: Any) -> Any:
+def left_out(output: Any, absent: Any) -> Any:
+    """`output` of a step, without the row that stood in for none where `absent` holds."""
     if not isinstance(output, tf.Tensor) or output.shape.rank == 0:
         return output
     return output[: tf.where(absent, 0, tf.shape(output)[0])]

@@ -21,18 +21,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from drumbeat.training.kinds import KINDS
+
 logger = logging.getLogger("drumbeat")
 
 # Set by Keras when a callback is used, and not by the callback.
 _NOT_KEPT = frozenset({"_model", "params", "validation_data"})
 # Variables are kept as such, see `holdings`; of the rest, what training can't change.
 _LEFT_OUT = (
-    keras.layers.Layer,
-    keras.optimizers.Optimizer,
-    keras.Metric,
     keras.Variable,
     keras.random.SeedGenerator,
-    keras.losses.Loss,
     tf.Variable,
     tf.Module,
     tf.data.Dataset,
@@ -50,13 +48,18 @@ Kept = dict[str, bytes | np.ndarray]
 """One object's attributes, as pickle writes them; long ones as arrays of bytes."""
 
 
+def _left_out() -> tuple[Any, ...]:
+    kinds = KINDS.layers + KINDS.optimizers + KINDS.metrics + KINDS.left_out
+    return (*_LEFT_OUT, *kinds)
+
+
 class _LeftOut(Exception):
     """The attribute holds something that is not kept."""
 
 
 class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> None:
-        if isinstance(obj, _LEFT_OUT):
+        if isinstance(obj, _left_out()):
             raise _LeftOut
 
 
@@ -103,7 +106,7 @@ class PythonState:
             if data is not None:
                 kept[name] = data
                 self._tell_size(each, name, len(data))
-        if isinstance(each, keras.callbacks.CSVLogger):
+        if isinstance(each, KINDS.csv_loggers):
             kept[_FILE_KEY] = pickle.dumps(_written(each))
         return kept
 
@@ -120,7 +123,7 @@ class PythonState:
 
 
 def _attributes(each: Any) -> list[tuple[str, Any]]:
-    if isinstance(each, keras.callbacks.ProgbarLogger):
+    if isinstance(each, KINDS.progress_bars):
         return []  # A line on the screen begins anew.
     own = getattr(each, "__dict__", {})
     return [(name, value) for name, value in own.items() if name not in _NOT_KEPT]
@@ -209,7 +212,7 @@ _FILE_KEY = "(file)"
 def _written(logger: Any) -> tuple[int, bool]:
     """How long the log file is, and whether it has its header."""
     try:
-        if logger.csv_file is not None and not logger.csv_file.closed:
+        if logger.csv_file is not None and not getattr(logger.csv_file, "closed", False):
             logger.csv_file.flush()
         size_bytes = os.path.getsize(logger.filename)
     except OSError:

@@ -10,7 +10,7 @@ from drumbeat.strategies.data_parallel import DataParallelStrategy
 
 
 def _parallel(strategy: Any) -> DataParallelStrategy | None:
-    if isinstance(strategy, DataParallelStrategy) and strategy.num_replicas_in_sync > 1:
+    if isinstance(strategy, DataParallelStrategy) and strategy.extended.replicas.total > 1:
         return strategy
     return None
 

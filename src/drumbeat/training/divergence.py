@@ -31,11 +31,15 @@ ROUNDING = 1e-5
 
 
 def take_chiefs(model: Any, communicator: Communicator) -> None:
-    """Give `model`, its optimizer and its starting epoch the chief's values on every worker."""
-    variables = [*model.variables, *_of_optimizer(model)]
+    """Give `model` and its optimizer the chief's values on every worker."""
+    variables = [*_weights(model, "variables"), *_of_optimizer(model)]
     values = communicator.broadcast([tf.convert_to_tensor(v) for v in variables])
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+
+
+def take_chiefs_epoch(model: Any, communicator: Communicator) -> None:
+    """Give `model` the epoch on every worker that the chief's is to begin with."""
     epoch = np.array([-1 if model._initial_epoch is None else model._initial_epoch], np.int64)
     epoch = int(communicator.broadcast_numpy(epoch)[0])
     model._initial_epoch = None if epoch < 0 else epoch
@@ -49,7 +53,7 @@ def average_drifted(model: Any, strategy: DataParallelStrategy) -> None:
     """
     communicator = strategy.communicator
     drifted = _differing(
-        [w for w in model.non_trainable_weights if w.dtype.startswith(("float", "bfloat"))],
+        [w for w in _weights(model, "non_trainable_weights") if tf.as_dtype(w.dtype).is_floating],
         communicator,
     )
     units = strategy.extended.shares.units
@@ -74,7 +78,7 @@ def mend(model: Any, communicator: Communicator, moment: str) -> None:
         moment: When this is, for the warning, such as "after epoch 3".
     """
     optimizer = [v for v in _of_optimizer(model) if not is_own(model.optimizer, v)]
-    kinds = {"weights": model.variables, "optimizer variables": optimizer}
+    kinds = {"weights": _weights(model, "variables"), "optimizer variables": optimizer}
     named = [(kind, variable) for kind, own in kinds.items() for variable in own]
     differing = _differing([variable for _, variable in named], communicator)
     if not differing:
@@ -90,7 +94,7 @@ def mend(model: Any, communicator: Communicator, moment: str) -> None:
         kind_of = {id(variable): kind for kind, variable in named}
         for kind in kinds:
             own = [i for i, v in enumerate(differing) if kind_of[id(v)] == kind]
-            text = describe([differing[i].path for i in own], gaps[:, own])
+            text = describe([path_of(differing[i]) for i in own], gaps[:, own])
             if text:
                 logger.warning(_WARNING, moment.capitalize(), kind, text)
 
@@ -141,8 +145,34 @@ def gap(mine: np.ndarray, chiefs: np.ndarray) -> float:
     return float(part) if np.isfinite(part) else float("inf")
 
 
+def _weights(model: Any, name: str) -> list[Any]:
+    """`model.<name>` but for what counts for a metric, which in Keras 2 a model has as well."""
+    variables = weights_of(model, name)
+    counted = {id(variable) for metric in model.metrics for variable in metric.variables}
+    return [variable for variable in variables if id(variable) not in counted]
+
+
+def weights_of(layer: Any, name: str) -> list[Any]:
+    """`layer.<name>`, a list of variables; none where a model of Keras 2 has not been built."""
+    try:
+        return list(getattr(layer, name))
+    except ValueError:
+        return []
+
+
 def _of_optimizer(model: Any) -> list[Any]:
-    return list(model.optimizer.variables) if model.optimizer else []
+    return optimizer_variables(model.optimizer) if model.optimizer else []
+
+
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer of Keras's; of some of old they are a method."""
+    variables = optimizer.variables
+    return list(variables if isinstance(variables, list | tuple) else variables())
+
+
+def path_of(variable: Any) -> str:
+    """How messages call a variable of Keras's or TensorFlow's."""
+    return str(getattr(variable, "path", getattr(variable, "name", "")))
 
 
 def _differing(variables: Sequence[Any], communicator: Communicator) -> list[Any]:

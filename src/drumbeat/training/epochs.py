@@ -17,7 +17,7 @@ def integrate() -> None:
     touch.wrap(touch.EPOCH_STEPS, _enumerate_iterator)
     touch.wrap(touch.SYMBOLIC_BUILD, _symbolic_build)
     touch.wrap(touch.EPOCH_RESULT, _epoch_result)
-    touch.wrap(touch.CSV_BEGIN, _csv_begin)
+    touch.wrap(touch.CSV_BEGIN, csv_begin)
 
 
 def _active_for(model: Any) -> FitPhase | None:
@@ -61,7 +61,9 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_metrics_result_or_logs
 
 
-def _csv_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+def csv_begin(original: Callable[..., Any]) -> Callable[..., Any]:
+    """CSVLogger's `on_train_begin`, after a restart with the file that there is."""
+
     def on_train_begin(self: Any, logs: Any = None) -> Any:
         phase = _active_for(self.model)
         if phase is None or not phase.is_going_on or self.append:

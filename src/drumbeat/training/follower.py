@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from drumbeat.training.resuming import FitPhase
 
 
-class Follower(keras.callbacks.Callback):
-    """Stands behind all other callbacks of a fit."""
+class FollowerHooks:
+    """Stands behind all other callbacks of a fit, of either Keras."""
 
     def __init__(self, phase: FitPhase) -> None:
         super().__init__()
@@ -36,3 +36,7 @@ class Follower(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Steps and validation are over."""
         self._phase.epoch_ends()
+
+
+class Follower(FollowerHooks, keras.callbacks.Callback):
+    """That of Keras 3."""

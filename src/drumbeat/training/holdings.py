@@ -19,6 +19,8 @@ from drumbeat import keras_internals as touch
 from drumbeat.collectives.compression.residuals import Memory, groups_of
 from drumbeat.strategies.local_sgd import is_own, round_of
 from drumbeat.training import shard_state
+from drumbeat.training.divergence import optimizer_variables, path_of, weights_of
+from drumbeat.training.kinds import KINDS
 
 
 class Kind(enum.Enum):
@@ -92,15 +94,14 @@ class Holdings:
         for variable in variables:
             if id(variable) not in self._seen and not _is_symbolic(variable):
                 self._seen.add(id(variable))
-                path = str(getattr(variable, "path", getattr(variable, "name", "")))
-                self.held.append(Held(kind, path, variable, shard))
+                self.held.append(Held(kind, path_of(variable), variable, shard))
 
     def add_optimizer(self, optimizer: Any) -> None:
         """Adds an optimizer's variables."""
         if id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             self.optimizers.append(optimizer)
-            for variable in optimizer.variables:
+            for variable in [*optimizer_variables(optimizer), *KINDS.variables(optimizer)]:
                 own = is_own(optimizer, variable)
                 self.add(Kind.OWN if own else Kind.OPTIMIZER, [variable])
             round_ = round_of(optimizer)
@@ -116,7 +117,7 @@ class Holdings:
     def trained_by(self, optimizer: Any) -> list[int]:
         """Which of `held` a built optimizer updates, by position without shards' copies."""
         place = {id(each.variable): number for number, each in enumerate(self.mains)}
-        if not optimizer.built:
+        if not getattr(optimizer, "built", False):  # those of tf_keras are built with the model
             return []
         return [place[id(v)] for v in touch.trained_by(optimizer) if id(v) in place]
 
@@ -153,14 +154,14 @@ def _add(found: Holdings, value: Any, looked_at: set[int], depth: int) -> None:
     if id(value) in looked_at:
         return
     looked_at.add(id(value))
-    if isinstance(value, keras.Model):
+    if isinstance(value, KINDS.models):
         _add_model(found, value, looked_at)
-    elif isinstance(value, keras.layers.Layer):
-        _add_layer(found, value)
-    elif isinstance(value, keras.optimizers.Optimizer):
-        found.add_optimizer(value)
-    elif isinstance(value, keras.Metric):
+    elif isinstance(value, KINDS.metrics):
         _add_metric(found, value)
+    elif isinstance(value, KINDS.layers):
+        _add_layer(found, value)
+    elif isinstance(value, KINDS.optimizers):
+        found.add_optimizer(value)
     elif isinstance(value, keras.random.SeedGenerator | tf.random.Generator):
         found.add(Kind.OTHER, [value.state])
     elif isinstance(value, keras.Variable | tf.Variable):
@@ -181,7 +182,7 @@ def _inside(value: Any, depth: int) -> Iterable[Any]:
 
 
 def _add_model(found: Holdings, model: Any, looked_at: set[int]) -> None:
-    _add_layer(found, model)
+    _add_layer(found, model, [v for metric in model.metrics for v in metric.variables])
     if getattr(model, "optimizer", None) is not None:
         found.add_optimizer(model.optimizer)
     for metric in model.metrics:
@@ -191,12 +192,16 @@ def _add_model(found: Holdings, model: Any, looked_at: set[int]) -> None:
         _add(found, inner, looked_at, depth=1)
 
 
-def _add_layer(found: Holdings, layer: Any) -> None:
-    trained = {id(variable) for variable in layer.trainable_variables}
-    for variable in layer.variables:
+def _add_layer(found: Holdings, layer: Any, counted: Iterable[Any] = ()) -> None:
+    counted = {id(variable) for variable in counted}
+    trained = {id(variable) for variable in weights_of(layer, "trainable_variables")}
+    for variable in weights_of(layer, "variables"):
+        if id(variable) in counted:  # a metric's: in Keras 2 a model has these as well
+            continue
         # In one order, also where layers are frozen or unfrozen meanwhile.
-        kind = Kind.STATISTIC if variable.dtype.startswith(("float", "bfloat")) else Kind.OTHER
+        kind = Kind.STATISTIC if tf.as_dtype(variable.dtype).is_floating else Kind.OTHER
         found.add(Kind.TRAINED if id(variable) in trained else kind, [variable])
+    found.add(Kind.OTHER, KINDS.variables(layer))
 
 
 def _add_metric(found: Holdings, metric: Any) -> None:

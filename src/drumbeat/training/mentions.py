@@ -31,8 +31,9 @@ _HARMLESS = frozenset(sys.stdlib_module_names - {"__main__"}) | {
     "numpy",
     "pandas",
     "tensorflow",
+    "tf_keras",
 }
-_CALLBACKS = "keras.src.callbacks"
+_CALLBACKS = ("keras.src.callbacks", "tf_keras.src.callbacks")
 
 
 def mentions(roots: Iterable[Any], word: str) -> bool:

@@ -35,7 +35,7 @@ from drumbeat import keras_internals as touch
 from drumbeat.training import compiled, current
 
 # Numbers drawn from one count of Philox, which are 128 bits.
-_PER_COUNT = {tf.float16: 4, tf.bfloat16: 4, tf.float32: 4, tf.float64: 2}
+PER_COUNT = {tf.float16: 4, tf.bfloat16: 4, tf.float32: 4, tf.float64: 2}
 _PHILOX = 1
 
 _Make = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -112,6 +112,13 @@ def _uniform_of_bits(*, shape: Any, key: Any, counter: Any, alg: int, dtype: tf.
 
 def _rows_from(draw: Any, seed: Any, shape: Sequence[Any], start: Any, dtype: tf.DType) -> Any:
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
+    return rows_at(draw, key, counter, shape, start, dtype)
+
+
+def rows_at(
+    draw: Any, key: Any, counter: Any, shape: Sequence[Any], start: Any, dtype: tf.DType
+) -> Any:
+    """Rows of a stateless draw from a key and a counter of Philox, see `uniform_part`."""
     dims = tf.stack([tf.cast(dim, tf.int64) for dim in shape])
     rest = [dim for dim in shape[1:] if isinstance(dim, int)]
     in_row = math.prod(rest) if len(rest) == len(shape) - 1 else tf.reduce_prod(dims[1:])
@@ -123,7 +130,7 @@ def _rows_from(draw: Any, seed: Any, shape: Sequence[Any], start: Any, dtype: tf
         moved = tf.bitcast(counts, tf.uint64)
         return draw(shape=size, key=key, counter=moved, alg=_PHILOX, dtype=dtype)
 
-    per_count = _PER_COUNT[dtype]
+    per_count = PER_COUNT[dtype]
     if isinstance(in_row, int) and in_row % per_count == 0:
         part = from_count(offset // per_count, dims)
     else:
@@ -168,8 +175,8 @@ def _normal(original: Callable[..., Any]) -> Callable[..., Any]:
 def _skipping(draw: Callable[..., Any], shape: Any, dtype: Any, seed: Any) -> Any | None:
     """This worker's rows of a draw that can begin anywhere; None when it isn't one."""
     number = tf.as_dtype(keras.backend.standardize_dtype(dtype or keras.config.floatx()))
-    dims = _dimensions(shape)
-    part = _part(dims) if number in _PER_COUNT else None
+    dims = dimensions(shape)
+    part = part_of(dims) if number in PER_COUNT else None
     if part is None:
         return None
     return draw(_next_seed(seed), dims, part.start, number)
@@ -177,9 +184,9 @@ def _skipping(draw: Callable[..., Any], shape: Any, dtype: Any, seed: Any) -> An
 
 def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
     def dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
-        dims = [] if _is_zero_or_one(rate) else _noise_dimensions(inputs, noise_shape)
+        dims = [] if is_zero_or_one(rate) else noise_dimensions(inputs, noise_shape)
         # What is dropped from are hardly ever weights.
-        part = _part(dims, reshaped=_has_all_rows(inputs, dims))
+        part = part_of(dims, reshaped=has_all_rows(inputs, dims))
         if part is None:
             return original(inputs, rate, noise_shape, seed)
         drawn_with = _next_seed(seed)
@@ -196,7 +203,7 @@ def _dropout(original: Callable[..., Any]) -> Callable[..., Any]:
 def _categorical(original: Callable[..., Any]) -> Callable[..., Any]:
     def categorical(logits: Any, num_samples: Any, dtype: Any = "int64", seed: Any = None) -> Any:
         logits = tf.convert_to_tensor(logits)
-        part = _part(_dimensions_of(logits))
+        part = part_of(_dimensions_of(logits))
         if part is None:
             return original(logits, num_samples, dtype, seed)
         return part.of(original(part.among_ones(logits), num_samples, dtype, seed))
@@ -209,8 +216,8 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        dims = _dimensions(given["shape"])
-        part = _part(dims)
+        dims = dimensions(given["shape"])
+        part = part_of(dims)
         if part is None:
             return original(*args, **kwargs)
         for name, value in given.items():
@@ -227,11 +234,11 @@ def _whole(original: Callable[..., Any]) -> Callable[..., Any]:
 # Which rows -----------------------------------------------------------------------
 
 
-def _part(dims: Sequence[Any], *, reshaped: bool = False) -> Part | None:
+def part_of(dims: Sequence[Any], *, reshaped: bool = False) -> Part | None:
     """The part of the whole draw that a draw of `dims` is; None when it is alike on all workers.
 
     Args:
-        dims: Dimensions, as `_dimensions` has them.
+        dims: Dimensions, as `dimensions` has them.
         reshaped: A plain number may as well be a multiple of the rows.
     """
     strategy = current.in_replica()
@@ -261,7 +268,7 @@ def _equal_share(rows: int, number: int, replicas: int) -> Part:
     return Part(*(tf.constant(count, tf.int64) for count in (start, rows, total)))
 
 
-def _dimensions(shape: Any) -> list[Any]:
+def dimensions(shape: Any) -> list[Any]:
     """The dimensions of `shape`: ints where they are known, else scalar tensors.
 
     None at all when not even their number is known: such a draw is alike on all workers.
@@ -280,7 +287,7 @@ def _dimensions(shape: Any) -> list[Any]:
 
 
 def _dimensions_of(value: Any) -> list[Any]:
-    """The dimensions of a tensor, as `_dimensions` has them."""
+    """The dimensions of a tensor, as `dimensions` has them."""
     if not isinstance(value, tf.Tensor) or value.shape.rank is None:
         return []
     return [tf.shape(value)[i] if dim is None else dim for i, dim in enumerate(value.shape)]
@@ -292,25 +299,26 @@ def _rank(value: Any) -> int | None:
     return None if shape is None else tf.TensorShape(shape).rank
 
 
-def _noise_dimensions(inputs: Any, noise_shape: Any) -> list[Any]:
+def noise_dimensions(inputs: Any, noise_shape: Any) -> list[Any]:
     """Dimensions of the mask with which dropout multiplies; none where they aren't known."""
     whole = _dimensions_of(inputs)
     if noise_shape is None or not whole:
         return whole
     if len(noise_shape) != len(whole):
         return []
-    dims = _dimensions([whole[i] if dim is None else dim for i, dim in enumerate(noise_shape)])
+    dims = dimensions([whole[i] if dim is None else dim for i, dim in enumerate(noise_shape)])
     if isinstance(dims[0], int) and dims[0] > 1:
         # The whole batch's rows, which a script may spell out, aren't those at hand.
         return [whole[0], *dims[1:]]
     return dims
 
 
-def _has_all_rows(inputs: Any, dims: Sequence[Any]) -> bool:
+def has_all_rows(inputs: Any, dims: Sequence[Any]) -> bool:
+    """Whether the first of `dims` is that of `inputs`, a plain number."""
     return bool(dims) and isinstance(dims[0], int) and dims[0] == inputs.shape[0]
 
 
-def _is_zero_or_one(rate: Any) -> bool:
+def is_zero_or_one(rate: Any) -> bool:
     """Whether dropout keeps all or nothing, which takes no draw."""
     value = rate if isinstance(rate, numbers.Real) else tf.get_static_value(rate)
     return value is not None and float(value) in (0.0, 1.0)

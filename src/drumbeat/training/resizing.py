@@ -99,9 +99,10 @@ class Former:
         replicas = self._replicas(number)
         if self._same_shards:
             return replicas[self._rank * self._holdings.shards + each.shard]
-        if each.variable.aggregation == "only_first_replica":
+        aggregation = state_sync.aggregation_of(each.variable)
+        if aggregation == "only_first_replica":
             return replicas[0]
-        if each.variable.aggregation == "mean":
+        if aggregation == "mean":
             return np.asarray(np.mean(replicas, axis=0)).astype(replicas[0].dtype)
         start = _start_of(each.variable, replicas[0])
         if self._rank:

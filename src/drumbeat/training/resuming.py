@@ -12,7 +12,7 @@ import itertools
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -27,13 +27,17 @@ from drumbeat.training.follower import Follower
 from drumbeat.training.jit_record import Record
 from drumbeat.training.journal import Journal
 from drumbeat.training.keeping import Keeper
+from drumbeat.training.kinds import KINDS
 from drumbeat.training.phases import Phase
 from drumbeat.training.positions import Position, Start, Watched
 from drumbeat.training.time_report import TimeReport, told
 
 
 def begin(
-    model: Any, strategy: DataParallelStrategy | None, arguments: Mapping[str, Any]
+    model: Any,
+    strategy: DataParallelStrategy | None,
+    arguments: Mapping[str, Any],
+    of: type[FitPhase],
 ) -> FitPhase | None:
     """A `fit` begins; what is to be kept of it, or None where nothing is.
 
@@ -43,6 +47,7 @@ def begin(
         model: To be fitted.
         strategy: With which all workers train it; None for a training of this worker's own.
         arguments: Of `fit`, by name.
+        of: Class of phases of the Keras that fits it.
     """
     own = journal.own()
     if own is None or own.active is not None:
@@ -52,13 +57,13 @@ def begin(
     other = strategy is None and model.distribute_strategy.num_replicas_in_sync > 1
     if other or communicator.size < own.identity.world_size:
         # Not all workers may come here: it has no number.
-        return FitPhase(own, communicator, -1, model, arguments, shards, None, None)
+        return of(own, communicator, -1, model, arguments, shards, None, None)
     callbacks = stopping.each(arguments.get("callbacks"))
     keepers = [getattr(callback, "keeper", None) for callback in callbacks]
     number, finished, snapshot = own.begin(
         communicator, [keeper for keeper in keepers if isinstance(keeper, Keeper)]
     )
-    return FitPhase(own, communicator, number, model, arguments, shards, finished, snapshot)
+    return of(own, communicator, number, model, arguments, shards, finished, snapshot)
 
 
 @dataclass
@@ -87,6 +92,9 @@ class FitPhase(Phase):
     """
 
     kind = "fit"
+    history: ClassVar[type] = keras.callbacks.History
+    follower_class: ClassVar[Any] = Follower
+    no_epochs: ClassVar[dict[str, int]] = {"epochs": 0, "initial_epoch": 0}
 
     def __init__(
         self,
@@ -103,14 +111,14 @@ class FitPhase(Phase):
         self.model = model
         self.finished = finished
         self.is_going_on = snapshot is not None
-        self.follower = Follower(self)
+        self.follower = self.follower_class(self)
         for state in (finished, snapshot):
             Record.adopt(state.meta.get("jit", {}) if state else {})
         given = list(stopping.each(arguments.get("callbacks")))
         self._callbacks = given
         self._own_history: list[Any] = []
-        if not any(isinstance(callback, keras.callbacks.History) for callback in given):
-            self._own_history = [keras.callbacks.History()]
+        if not any(isinstance(callback, KINDS.histories) for callback in given):
+            self._own_history = [self.history()]
         self._x = arguments.get("x")
         self._validation_x = _first(arguments.get("validation_data"))
         objects = [*given, *self._own_history, *_of_keras(self._validation_x)]
@@ -177,7 +185,7 @@ class FitPhase(Phase):
         """What `fit` returned; model, callbacks and random numbers are as they were after it."""
         state = self.finished
         assert state is not None  # noqa: S101
-        histories = [c for c in self._callbacks if isinstance(c, keras.callbacks.History)]
+        histories = [c for c in self._callbacks if isinstance(c, KINDS.histories)]
         for callback in self._callbacks:
             callback.set_model(self.model)
         with self:
@@ -185,8 +193,7 @@ class FitPhase(Phase):
                 **{
                     **arguments,
                     "callbacks": [*histories, *self._own_history, self.follower],
-                    "epochs": 0,
-                    "initial_epoch": 0,
+                    **self.no_epochs,
                     "verbose": 0,
                 }
             )
@@ -383,7 +390,7 @@ def _first(validation_data: Any) -> Any:
 
 
 def _of_keras(data: Any) -> list[Any]:
-    return [data] if isinstance(data, keras.utils.PyDataset) else []
+    return [data] if isinstance(data, KINDS.sequences) else []
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ so a save by the chief alone is safe too.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -30,7 +31,7 @@ def integrate() -> None:
     """Make Keras's writers safe for several workers."""
     for writer in (touch.SAVE_MODEL, touch.SAVE_WEIGHTS, touch.SAVE_H5, touch.EXPORT):
         touch.wrap(writer, whole_or_nothing)
-    touch.wrap(touch.DOWNLOAD, _download_whole)
+    touch.wrap(touch.DOWNLOAD, download_whole)
     checkpoints.integrate()
     for callback in (
         touch.CHECKPOINT_SAVE,
@@ -38,9 +39,9 @@ def integrate() -> None:
         touch.BACKUP_LOAD,
         touch.BACKUP_END,
     ):
-        touch.wrap(callback, _chief_only)
-    touch.wrap(touch.CSV_BEGIN, _own_csv)
-    touch.wrap(touch.TENSORBOARD_MODEL, _own_tensorboard)
+        touch.wrap(callback, chief_only)
+    touch.wrap(touch.CSV_BEGIN, own_csv)
+    touch.wrap(touch.TENSORBOARD_MODEL, own_tensorboard)
 
 
 def own_folder(rank: int, env: Mapping[str, str]) -> Path:
@@ -56,17 +57,26 @@ def own_folder(rank: int, env: Mapping[str, str]) -> Path:
     return folder
 
 
-def _chief_only(original: Callable[..., Any]) -> Callable[..., Any]:
+def chief_only(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`original`, a method of what has a model, for the chief alone."""
+
     def on_chief(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = current.of_model(self.model)
-        if strategy is None or strategy.is_chief:
+        model = self.model if hasattr(self, "model") else self._model
+        strategy = current.of_model(model)
+        if strategy is None:
             return original(self, *args, **kwargs)
-        return None
+        if not strategy.is_chief:
+            return None
+        # It may make variables, such as the counter of a checkpoint.
+        with strategy.extended.alone():
+            return original(self, *args, **kwargs)
 
     return on_chief
 
 
-def _own_csv(original: Callable[..., Any]) -> Callable[..., Any]:
+def own_csv(original: Callable[..., Any]) -> Callable[..., Any]:
+    """CSVLogger's `on_train_begin`, with a file of its own for each worker."""
+
     def on_train_begin(self: Any, logs: Any = None) -> Any:
         strategy = current.of_model(self.model)
         if strategy is not None and not strategy.is_chief:
@@ -77,7 +87,9 @@ def _own_csv(original: Callable[..., Any]) -> Callable[..., Any]:
     return on_train_begin
 
 
-def _own_tensorboard(original: Callable[..., Any]) -> Callable[..., Any]:
+def own_tensorboard(original: Callable[..., Any]) -> Callable[..., Any]:
+    """TensorBoard's `set_model`, with a folder of its own for each worker."""
+
     def set_model(self: Any, model: Any) -> Any:
         strategy = current.of_model(model)
         if strategy is not None and not strategy.is_chief:
@@ -92,7 +104,9 @@ def whole_or_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
     """`original`, which writes a model to a path, so that the path is complete or absent."""
 
     def write(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        with activity.saving():
+        strategy = current.of_model(model)
+        alone = contextlib.nullcontext() if strategy is None else strategy.extended.alone()
+        with activity.saving(), alone:
             return write_whole(model, filepath, *args, **kwargs)
 
     def write_whole(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +135,9 @@ def whole_or_nothing(original: Callable[..., Any]) -> Callable[..., Any]:
     return write
 
 
-def _download_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+def download_whole(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`urlretrieve`, so that the file is complete or absent."""
+
     def urlretrieve(url: str, filename: Any = None, *args: Any, **kwargs: Any) -> Any:
         if filename is None:
             return original(url, None, *args, **kwargs)

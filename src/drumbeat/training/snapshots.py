@@ -237,7 +237,10 @@ _DIVERGED = (
 
 
 def _is_hyperparameter(each: Held) -> bool:
-    return each.kind is Kind.OPTIMIZER and each.path.rpartition("/")[2] == "learning_rate"
+    return each.kind is Kind.OPTIMIZER and each.path.rpartition("/")[2].partition(":")[0] in (
+        "learning_rate",
+        "current_learning_rate",
+    )
 
 
 def _put_python(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,7 +64,7 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
         with as_they_are():
             variables = [v for metric in self.metrics for v in metric.variables]
             local = shard_state.mean_of_shards(
-                lambda: _by_name(_read(self.get_metrics_result())),
+                lambda: by_name(_read(self.get_metrics_result())),
                 variables,
                 strategy.extended.replicas.count,
             )
@@ -72,11 +72,11 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
             result = original(self, logs)
             if result is not logs:
                 return _read(result)
-            whole = _by_name(_read(self.get_metrics_result()))
+            whole = by_name(_read(self.get_metrics_result()))
         if isinstance(logs, dict) and logs.keys() == whole.keys():
             # Keras's own rule, for metrics of which some have several results.
             return whole
-        return _own_logs(logs, local, whole, strategy)
+        return own_logs(logs, local, whole, strategy)
 
     return get_metrics_result_or_logs
 
@@ -84,13 +84,7 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
 def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        for cls in type(self).__mro__:
-            for name, wrapper in (("result", _result), ("reset_state", _reset_state)):
-                function = cls.__dict__.get(name)
-                if function is not None and not hasattr(function, _OURS):
-                    replacement = functools.wraps(function)(wrapper(function))
-                    setattr(replacement, _OURS, True)
-                    setattr(cls, name, tf.autograph.experimental.do_not_convert(replacement))
+        _replace_methods(type(self), {"result": _result, "reset_state": _reset_state})
         strategy = current.at_hand()
         if strategy is not None:
             # Not by setattr, in which Keras looks for layers and variables to track.
@@ -100,6 +94,21 @@ def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _OURS = "_drumbeat_replaced"
+
+
+def remember_resets(cls: type) -> None:
+    """Has metrics of a class remember what their variables start from after a reset."""
+    _replace_methods(cls, {"reset_state": _reset_state})
+
+
+def _replace_methods(cls: type, wrappers: Mapping[str, Callable[..., Any]]) -> None:
+    for each in cls.__mro__:
+        for name, wrapper in wrappers.items():
+            function = each.__dict__.get(name)
+            if function is not None and not hasattr(function, _OURS):
+                replacement = functools.wraps(function)(wrapper(function))
+                setattr(replacement, _OURS, True)
+                setattr(each, name, tf.autograph.experimental.do_not_convert(replacement))
 
 
 def _result(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,6 +133,11 @@ class _Depth(threading.local):
 
 
 _combined = _Depth()
+
+
+def is_combined() -> bool:
+    """Whether the caller is within `combined` or `as_they_are`."""
+    return _combined.depth > 0
 
 
 @contextlib.contextmanager
@@ -151,12 +165,14 @@ def combined(
     with_merge = list(merging(metrics))
     mergers = {id(variable) for metric in with_merge for variable in metric.variables}
     variables = [v for m in metrics for v in m.variables if id(v) not in mergers]
-    added = [v for v in variables if v.aggregation in ("none", "sum", "mean")]
-    chiefs = [v for v in variables if v.aggregation == "only_first_replica"]
+    added = [v for v in variables if aggregation_of(v) in ("none", "sum", "mean")]
+    chiefs = [v for v in variables if aggregation_of(v) == "only_first_replica"]
     merged = [v for metric in with_merge for v in metric.variables]
-    local = [tf.identity(v.value) for v in (*added, *chiefs, *merged)]
+    local = [tf.identity(tf.convert_to_tensor(v)) for v in (*added, *chiefs, *merged)]
     _add_up(added, strategy, name)
-    values: list[Any] = strategy.communicator.broadcast([v.value for v in chiefs], name=name)
+    values: list[Any] = strategy.communicator.broadcast(
+        [tf.convert_to_tensor(v) for v in chiefs], name=name
+    )
     for variable, value in zip(chiefs, values, strict=True):
         variable.assign(value)
     for metric in with_merge:
@@ -173,7 +189,7 @@ def _add_up(variables: Sequence[Any], strategy: DataParallelStrategy, name: str)
     """Assign to each of `variables` its sum, or mean, over the replicas."""
     if not variables:
         return
-    starts = [shard_state.start_of(v) if v.aggregation != "mean" else None for v in variables]
+    starts = [shard_state.start_of(v) if aggregation_of(v) != "mean" else None for v in variables]
     replicas = strategy.extended.replicas
     added = [
         shard_state.each_shards(v, start, replicas.count)
@@ -182,18 +198,30 @@ def _add_up(variables: Sequence[Any], strategy: DataParallelStrategy, name: str)
     of_each = [list(shard) for shard in zip(*added, strict=True)]
     totals = strategy.extended.sum_over_replicas(of_each, name)
     for variable, start, total in zip(variables, starts, totals, strict=True):
-        if variable.aggregation == "mean":
+        if aggregation_of(variable) == "mean":
             total = total / replicas.total
         variable.assign(total if start is None else total + start)
+
+
+def aggregation_of(variable: Any) -> str:
+    """How workers' values of a variable of Keras's or TensorFlow's become one."""
+    named = variable.aggregation
+    return named if isinstance(named, str) else named.name.lower()
 
 
 def merging(metrics: Sequence[Any]) -> Iterator[Any]:
     """Those of `metrics`, and of the metrics they hold, that have a `merge_state`."""
     for metric in metrics:
-        if callable(getattr(metric, "merge_state", None)):
+        if _has_own_merge(metric):
             yield metric
         else:
             yield from merging(touch.inner_metrics(metric))
+
+
+def _has_own_merge(metric: Any) -> bool:
+    merge = getattr(metric, "merge_state", None)
+    # Those of Keras 2 itself add variables up.
+    return callable(merge) and not str(merge.__module__).startswith("tf_keras.src")
 
 
 def _merge(metric: Any, strategy: DataParallelStrategy, name: str) -> None:
@@ -237,6 +265,9 @@ def _add_variable(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_variable
 
 
+_OWN_METRICS = ("keras.src.metrics", "tf_keras.src.metrics")
+
+
 class _Resetting(threading.local):
     def __init__(self) -> None:
         self.metrics: set[int] = set()
@@ -259,7 +290,7 @@ def _reset_state(original: Callable[..., Any]) -> Callable[..., Any]:
             _resetting.metrics.discard(id(self))
         shard_state.reset(self.variables)
         # Keras's own metrics start from zeros: no need to read them.
-        zeros = type(self).reset_state.__module__.startswith("keras.src.metrics")
+        zeros = type(self).reset_state.__module__.startswith(_OWN_METRICS)
         for variable in self.variables:
             setattr(variable, shard_state.START, None if zeros else _remember(self, variable))
         return result
@@ -267,10 +298,16 @@ def _reset_state(original: Callable[..., Any]) -> Callable[..., Any]:
     return reset_state
 
 
+def _value(variable: Any) -> Any:
+    """What a variable of Keras's, or of TensorFlow's, has as its value."""
+    value = variable.value
+    return value() if callable(value) else value
+
+
 def _remember(metric: Any, variable: Any) -> Any:
     if not tf.executing_eagerly():
         return functools.partial(_after_reset, metric, variable)
-    value = tf.identity(tf.convert_to_tensor(variable.value))
+    value = tf.identity(tf.convert_to_tensor(_value(variable)))
     return value if np.any(value) else None
 
 
@@ -289,15 +326,15 @@ def _read(results: Any) -> Any:
     return tf.nest.map_structure(tf.identity, results)
 
 
-def _by_name(results: dict[str, Any]) -> dict[str, Any]:
+def by_name(results: dict[str, Any]) -> dict[str, Any]:
     """Single results: some metrics have several, by name."""
     flat: dict[str, Any] = {}
     for name, result in results.items():
-        flat.update(_by_name(result) if isinstance(result, dict) else {name: result})
+        flat.update(by_name(result) if isinstance(result, dict) else {name: result})
     return flat
 
 
-def _own_logs(
+def own_logs(
     logs: Any, local: dict[str, Any], whole: dict[str, Any], strategy: DataParallelStrategy
 ) -> Any:
     """The logs of a custom step, of all workers.

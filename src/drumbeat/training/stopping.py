@@ -38,10 +38,13 @@ _LOOPS = {
 }
 
 
+_OWN_CALLBACKS = ("keras.src.callbacks", "tf_keras.src.callbacks")
+
+
 def each(callbacks: Any) -> Iterator[Any]:
     """The single callbacks in what a user gives as `callbacks`, also those in lists of lists."""
     for callback in keras.tree.flatten(callbacks):
-        if isinstance(callback, keras.callbacks.CallbackList):
+        if type(callback).__name__ == "CallbackList":  # of Keras 3, or of tf_keras
             yield from each(callback.callbacks)
         elif callback is not None:
             yield callback
@@ -73,13 +76,15 @@ def _is_the_users(callback: Any, hook: str) -> bool:
     method = getattr(callback, hook, None)
     if method is None:
         return False
-    if isinstance(callback, keras.callbacks.TerminateOnNaN) and hook == "on_batch_end":
+    if hook == "on_batch_end" and "TerminateOnNaN" in (c.__name__ for c in type(callback).__mro__):
         return True
     # What has no module, such as a functools.partial given to LambdaCallback, is the user's.
-    return not str(getattr(method, "__module__", "")).startswith("keras.src.callbacks")
+    return not str(getattr(method, "__module__", "")).startswith(_OWN_CALLBACKS)
 
 
-def watcher(callbacks: Any, model: Any, communicator: Communicator) -> keras.callbacks.Callback:
+def watcher(
+    callbacks: Any, model: Any, communicator: Communicator, base: type = keras.callbacks.Callback
+) -> Any:
     """What to put behind `callbacks` so that the workers stop together.
 
     The workers may have different callbacks, such as one that only the chief has;
@@ -89,22 +94,31 @@ def watcher(callbacks: Any, model: Any, communicator: Communicator) -> keras.cal
         callbacks: As a user gives them to `fit`, `evaluate` or `predict`.
         model: That runs the loop.
         communicator: Of the workers, which must all call this.
+        base: Class of callbacks, of the Keras that runs the loop.
     """
     own = list(each(callbacks))
     mine = np.array([may_stop(own, loop, model) for loop in _LOOPS], np.int64)
     watch = communicator.all_reduce_numpy(mine, "max", name="which loops a callback may stop")
     loops = [loop for loop, watched in zip(_LOOPS, watch.tolist(), strict=True) if watched]
-    return _StopTogether(communicator, loops)
+    # By that name Keras 2 doesn't take it for a callback whose time is to be watched.
+    made = type(base.__name__, (_StopTogether, base), {})()
+    made.begin(communicator, loops)
+    return made
 
 
-class _StopTogether(keras.callbacks.Callback):
+class _StopTogether:
     """Stops the given loops on all workers after the batch in which one of them stops.
 
     In the other loops no worker should stop by itself; if one does, all end with an error.
     """
 
-    def __init__(self, communicator: Communicator, loops: list[str]) -> None:
-        super().__init__()
+    model: Any
+    # Keras 2 need not wait for a step to make numbers of what it logs.
+    _supports_tf_logs = True
+
+    def begin(self, communicator: Communicator, loops: list[str]) -> None:
+        """What a constructor would be given; the one of Keras 2 resets the flag above."""
+        self._supports_tf_logs = True
         self._communicator = communicator
         self._loops = loops
 
@@ -127,7 +141,7 @@ class _StopTogether(keras.callbacks.Callback):
         attribute = _LOOPS[loop][0]
         if loop in self._loops:
             agree(self.model, attribute, self._communicator)
-        elif getattr(self.model, attribute):
+        elif getattr(self.model, attribute, False):
             # Where all have set it, all come here. Else the others are in another collective.
             self._communicator.barrier(_UNEXPECTED.format(attribute))
 
@@ -140,7 +154,7 @@ _UNEXPECTED = (
 
 def agree(model: Any, attribute: str, communicator: Communicator) -> None:
     """Set `model.<attribute>`, a bool, where it is set on any worker; all must call this."""
-    mine = bool(getattr(model, attribute))
+    mine = bool(getattr(model, attribute, False))
     stop = communicator.all_reduce_numpy(np.array([mine], np.int64), "max", name=attribute)
     if stop[0] and not mine:
         setattr(model, attribute, True)

@@ -6,6 +6,7 @@ forks the workers. Importing runs no operation.
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import time
@@ -25,6 +26,7 @@ from drumbeat.strategies.placement import make_logical_cpus
 from drumbeat.training import evaluating, journal, record
 from drumbeat.training.integrate import integrate
 from drumbeat.training.keeping import Every
+from drumbeat.training.keras2 import choice as keras2
 from drumbeat.training.legacy import install as legacy
 
 
@@ -46,7 +48,7 @@ def install(env: Mapping[str, str] | None = None) -> None:
 def install_for(identity: Identity, env: Mapping[str, str]) -> None:
     """As `install`, for a process whose identity is known."""
     _install(identity, env)
-    if not identity.strict_names:
+    if not identity.strict_names and not keras2.is_asked_for():
         legacy.install(tells=identity.rank <= 0)  # in front of all that is changed in Keras
 
 
@@ -77,8 +79,14 @@ def _install(identity: Identity, env: Mapping[str, str]) -> None:
         if recording is not None:
             record.install(recording, identity)
         integrate()
+        keras2.install(_integrate_keras_2)
         _keep_backups(identity)
         stand_in.install()
+
+
+def _integrate_keras_2() -> None:
+    # It imports tf_keras, which most jobs have no use for.
+    importlib.import_module("drumbeat.training.keras2.integrate").integrate()
 
 
 def _keep_backups(identity: Identity) -> None:

@@ -1,0 +1,171 @@
+"""Losses and gradients of tf_keras: the mean over the global batch, whoever holds its rows."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from drumbeat import tf_keras_internals as touch
+from drumbeat.collectives.compression.residuals import Owner
+from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.training import current, divergence
+
+
+class _Here(threading.local):
+    reduced = False
+    """The gradients that an optimizer gets are sums already."""
+
+
+_here = _Here()
+
+
+def integrate() -> None:
+    """Put the weights into losses, and the sum over workers before optimizers."""
+    touch.wrap(touch.SCALE_LOSS, _scale)
+    touch.wrap(touch.REDUCE_LOSS, _reduce)
+    touch.wrap(touch.VALID_MASK, _valid_mask)
+    touch.wrap(touch.COMPILED_LOSS, _compiled_loss)
+    touch.wrap(touch.LOSS, _loss)
+    touch.wrap(touch.OPTIMIZER_APPLY, _apply("skip_gradients_aggregation", skips=True))
+    touch.wrap(touch.LOSS_SCALE_APPLY, _apply("skip_gradients_aggregation", skips=True))
+    for old in (touch.LEGACY_APPLY, touch.LEGACY_LOSS_SCALE_APPLY):
+        touch.wrap(old, _apply("experimental_aggregate_gradients", skips=False))
+    touch.wrap(touch.LOSS_SCALING_SUPPORT, _support)
+
+
+def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
+    def scale_loss_for_distribution(loss_value: Any) -> Any:
+        strategy = current.in_replica()
+        if strategy is None:
+            return original(loss_value)
+        return loss_value * strategy.extended.loss_fraction(loss_value.dtype)
+
+    return scale_loss_for_distribution
+
+
+def _reduce(original: Callable[..., Any]) -> Callable[..., Any]:
+    def reduce_weighted_loss(weighted_losses: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = current.in_replica()
+        absent = None if strategy is None else strategy.extended.absent
+        if absent is not None:
+            # Through moments taken over all workers, a row that stands in for none would
+            # reach the gradients of the others.
+            weighted_losses = tf.where(absent, tf.zeros_like(weighted_losses), weighted_losses)
+        return original(weighted_losses, *args, **kwargs)
+
+    return reduce_weighted_loss
+
+
+def _valid_mask(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_valid_mask(losses: Any, sw: Any, mask: Any, reduction: Any) -> Any:
+        strategy = current.in_replica()
+        if strategy is None or mask is None or reduction not in ("auto", "sum_over_batch_size"):
+            return original(losses, sw, mask, reduction)
+        # It weights what the mask lets pass so that the mean over all entries is the mean over
+        # those. How many pass is a number of the global batch.
+        extended = strategy.extended
+        mask = tf.cast(mask, losses.dtype)
+        passing = extended.total(tf.reduce_sum(mask))
+        here = tf.cast(tf.size(mask), mask.dtype)
+        whole = tf.math.divide_no_nan(here, extended.loss_fraction(mask.dtype))
+        return original(losses, sw, mask * tf.math.divide_no_nan(whole, passing), "sum")
+
+    return apply_valid_mask
+
+
+def _compiled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = current.in_replica()
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        # A loss that is a sum is shown times the number of replicas, as if all had as many rows.
+        with strategy.extended.counted_as(_Whole(strategy)):
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+class _Whole:
+    """What a value of this replica's rows is multiplied with to be that of the global batch."""
+
+    def __init__(self, strategy: DataParallelStrategy) -> None:
+        self._strategy = strategy
+
+    def __rmul__(self, value: Any) -> Any:
+        fraction = self._strategy.extended.loss_fraction(value.dtype)
+        return tf.math.divide_no_nan(value, fraction)
+
+
+def _loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = current.in_replica()
+        if strategy is None:
+            return original(self, *args, **kwargs)
+        with strategy.extended.counted_as(None):
+            return original(self, *args, **kwargs)
+
+    return call
+
+
+def _apply(argument: str, *, skips: bool) -> Callable[..., Any]:
+    """Makes an `apply_gradients` whose `argument`, if it is `skips`, says not to sum."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+            if _here.reduced:
+                return original(self, grads_and_vars, *args, **{**kwargs, argument: skips})
+            current.adopt_optimizer(self, tf.distribute.get_strategy())
+            strategy = current.in_replica()
+            told = kwargs.get(argument, args[-1] if args and isinstance(args[-1], bool) else None)
+            if strategy is None or told is skips or _is_told_otherwise(kwargs):
+                return original(self, grads_and_vars, *args, **kwargs)
+            pairs = list(grads_and_vars)
+            variables = [variable for _, variable in pairs]
+
+            def update(sums: list[Any]) -> Any:
+                with _with_reduced():
+                    given = list(zip(sums, variables, strict=True))
+                    return original(self, given, *args, **{**kwargs, argument: skips})
+
+            owner = _owner(self, variables, strategy)
+            return strategy.extended.update_once([grad for grad, _ in pairs], update, of=owner)
+
+        return apply_gradients
+
+    return make
+
+
+def _is_told_otherwise(kwargs: dict[str, Any]) -> bool:
+    """Optimizers take the argument of those of old as well, which says the contrary."""
+    return kwargs.get("experimental_aggregate_gradients") is False
+
+
+@contextlib.contextmanager
+def _with_reduced() -> Iterator[None]:
+    _here.reduced = True
+    try:
+        yield
+    finally:
+        _here.reduced = False
+
+
+def _owner(optimizer: Any, variables: list[Any], strategy: DataParallelStrategy) -> Owner | None:
+    """Whose gradients they are that `optimizer` gets, where they are compressed."""
+    if strategy.extended.gradient_sync.compression is None:
+        return None
+    scale = None
+    if getattr(optimizer, "dynamic", False):
+        scale = tf.convert_to_tensor(optimizer.loss_scale)
+    return Owner(optimizer, tuple(divergence.path_of(v) for v in variables), scale)
+
+
+def _support(original: Callable[..., Any]) -> Callable[..., Any]:
+    def strategy_supports_loss_scaling() -> bool:
+        is_ours = isinstance(tf.distribute.get_strategy(), DataParallelStrategy)
+        return is_ours or original()
+
+    return strategy_supports_loss_scaling

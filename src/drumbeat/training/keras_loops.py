@@ -1,0 +1,197 @@
+"""What the loops of Keras 3 and of Keras 2 have in common on many workers."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from drumbeat.cluster.identity import Identity
+from drumbeat.data.failures import data_error
+from drumbeat.errors import DataError
+from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.strategies.local_devices import LocalDevicesStrategy
+from drumbeat.strategies.rebalance import Rebalancer
+from drumbeat.training import divergence, local_sgd, resuming, stopping
+
+logger = logging.getLogger("drumbeat")
+
+
+@contextlib.contextmanager
+def own_errors(strategy: DataParallelStrategy) -> Iterator[None]:
+    """Raises an error of a collective or of the data, of which TensorFlow reports only the text."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        strategy.communicator.raise_last_error()
+        own = data_error(error)
+        if own is None:
+            raise
+        raise own from error
+
+
+def warn_of_training_alone(strategy: tf.distribute.Strategy, env: Mapping[str, str]) -> None:
+    """Say so where each of several workers trains a model that the others know nothing of."""
+    identity = Identity.from_env(env)
+    if identity is None or identity.world_size == 1 or identity.rank != 0:
+        return
+    if isinstance(strategy, LocalDevicesStrategy):
+        logger.warning(
+            "%s trains on the devices of one process, so each of the %d workers trains its own "
+            "copy of this model on all of the data. To train one model together, give drumbeat "
+            "run --strategy multi-worker, or use tf.distribute.MultiWorkerMirroredStrategy().",
+            type(strategy).__name__,
+            identity.world_size,
+        )
+        return
+    logger.warning(
+        "This model was made outside of strategy.scope(), so each of the %d workers trains its "
+        "own copy of it on all of the data. To train one model together, make it (and load it) "
+        "within `with tf.distribute.MultiWorkerMirroredStrategy().scope():`.",
+        identity.world_size,
+    )
+
+
+class TogetherHooks:
+    """Starts all workers of a fit from the chief's state, and keeps their state and ways alike.
+
+    A callback of either Keras, to stand behind the user's.
+
+    Args:
+        strategy: With which the model is trained.
+    """
+
+    def __init__(self, strategy: DataParallelStrategy) -> None:
+        super().__init__()
+        self._strategy = strategy
+        self._communicator = strategy.communicator
+
+    @property
+    def _own_model(self) -> Any:
+        return getattr(self, "model")  # noqa: B009  (of Keras's class beside this one)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """The user's callbacks may have restored the chief's model."""
+        del logs
+        divergence.take_chiefs(self._own_model, self._communicator)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Set here or at the beginning, `stop_training` ends the epoch after its first batch."""
+        del epoch, logs
+        stopping.agree(self._own_model, "stop_training", self._communicator)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """What some workers changed alone becomes the chief's."""
+        del logs
+        divergence.mend(self._own_model, self._communicator, f"at the end of epoch {epoch + 1}")
+        stopping.agree(self._own_model, "stop_training", self._communicator)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Here some callbacks bring back older weights."""
+        del logs
+        local_sgd.average_own(self._own_model, self._strategy)
+        divergence.mend(self._own_model, self._communicator, "at the end of fit")
+
+
+class RebalanceHooks:
+    """Lets the workers' shares of a batch follow their speed.
+
+    A callback of either Keras.
+
+    Args:
+        rebalancer: Of the strategy.
+    """
+
+    def __init__(self, rebalancer: Rebalancer) -> None:
+        super().__init__()
+        self._rebalancer = rebalancer
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """A step begins."""
+        del batch, logs
+        self._rebalancer.begin()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """A step has ended."""
+        del batch, logs
+        self._rebalancer.end()
+
+
+@contextlib.contextmanager
+def followed(given: Any, behind: list[Any], model: Any) -> Iterator[Any]:
+    """What to give Keras as callbacks within this: the user's `given`, then those of `behind`."""
+    if type(given).__name__ != "CallbackList":  # of Keras 3, or of tf_keras
+        yield [*(callback for callback in keras.tree.flatten(given) if callback), *behind]
+        return
+    # Keras takes such a list as it is, and so does the next fit that it's given to.
+    before = list(given.callbacks)
+    for callback in behind:
+        callback.set_model(model)
+    given.callbacks.extend(behind)
+    try:
+        yield given
+    finally:
+        given.callbacks[:] = before
+
+
+def batch_order(rows: list[int], strategy: DataParallelStrategy) -> np.ndarray:
+    """Where each row of the global result stands in the rank-by-rank concatenation.
+
+    Global batch k is rank 0's rows of step k, then rank 1's, and so on.
+    """
+    size = strategy.communicator.size
+    counts = strategy.communicator.all_gather_numpy(np.array(rows, np.int64)).reshape(size, -1)
+    starts = np.concatenate([[0], np.cumsum(counts.reshape(-1))[:-1]]).reshape(size, -1)
+    pieces = [
+        np.arange(start, start + count)
+        for start, count in zip(starts.T.reshape(-1), counts.T.reshape(-1), strict=True)
+    ]
+    return np.concatenate(pieces) if pieces else np.zeros([0], np.int64)
+
+
+def whole(part: Any, order: np.ndarray, strategy: DataParallelStrategy) -> Any:
+    """All workers' rows of `part` of what `predict` returned on this one, in their order."""
+    if not isinstance(part, np.ndarray):
+        raise DataError(
+            f"predict() on {strategy.communicator.size} workers returned a {type(part).__name__}; "
+            "expected dense outputs. Return dense tensors from the model, or predict on one worker."
+        )
+    return strategy.communicator.all_gather_numpy(part)[order]
+
+
+def run(
+    original: Callable[..., Any],
+    model: Any,
+    strategy: DataParallelStrategy | None,
+    arguments: Mapping[str, Any],
+    behind: list[Any],
+    of: type[resuming.FitPhase] = resuming.FitPhase,
+) -> Any:
+    """Keras's `fit`, or what is left of it after a restart.
+
+    Args:
+        original: Keras's.
+        model: To be fitted.
+        strategy: With which all workers train it; None for a training of this worker's own.
+        arguments: Of `fit`, by name.
+        behind: Callbacks to put behind the user's.
+        of: Class of phases of that Keras.
+    """
+    phase = resuming.begin(model, strategy, arguments, of)
+    if phase is not None and phase.finished is not None:
+        return phase.pass_over(original, arguments)
+    with contextlib.ExitStack() as stack:
+        if phase is not None:
+            stack.enter_context(phase)
+            stack.enter_context(phase.report.running(model))
+            behind = [*behind, *phase.behind]
+        callbacks = stack.enter_context(followed(arguments.get("callbacks"), behind, model))
+        result = original(**{**arguments, "callbacks": callbacks})
+        if phase is not None:
+            phase.finish()
+        return result
