@@ -50,7 +50,7 @@ test: $(STAMP) ## Run the tests, without the slow ones
 test-slow: $(STAMP) ## Run only the slow tests
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-old-scripts: $(STAMP) ## Run scripts of TensorFlow 2.0 to 2.15 unmodified on 1 and 2 workers (6 min), then ported
+test-old-scripts: $(STAMP) ## Run scripts of TensorFlow 2.0 to 2.15 unmodified, on Keras 2, and ported (15 min)
 	@$(BIN)/python -m pytest tests/old_scripts $(ARGS)
 
 test-oldest: $(OLDEST)/.installed ## Run the TensorFlow tests against the oldest supported Keras

@@ -48,8 +48,9 @@ def install(env: Mapping[str, str] | None = None) -> None:
 def install_for(identity: Identity, env: Mapping[str, str]) -> None:
     """As `install`, for a process whose identity is known."""
     _install(identity, env)
-    if not identity.strict_names and not keras2.is_asked_for():
-        legacy.install(tells=identity.rank <= 0)  # in front of all that is changed in Keras
+    if not identity.strict_names:
+        # In front of all that is changed in Keras.
+        legacy.install(tells=identity.rank <= 0, keras_2=keras2.is_asked_for())
 
 
 def _install(identity: Identity, env: Mapping[str, str]) -> None:

@@ -17,14 +17,25 @@ _CLASSES = {
     "Metric": keras.metrics.Metric,
     "Model": keras.Model,
     "Optimizer": keras.optimizers.Optimizer,
-    "Strategy": tf.distribute.Strategy,
 }
+
+
+def install_on_strategies() -> None:
+    """Give tf.distribute's strategies their old methods, whichever Keras there is."""
+    for name, new in names.RENAMED.items():
+        kind, _, last = name.partition(".")
+        if kind == "Strategy":
+            setattr(tf.distribute.Strategy, last, _alias(name, new))
+    tf.distribute.Strategy.experimental_make_numpy_dataset = _numpy_dataset
 
 
 def install() -> None:
     """Give the classes their old methods."""
+    install_on_strategies()
     for name, new in names.RENAMED.items():
         kind, _, last = name.partition(".")
+        if kind == "Strategy":
+            continue
         if last in names.GENERATORS:
             setattr(_CLASSES[kind], last, _generator(name, new))
         elif name == "Optimizer.lr":
@@ -42,7 +53,6 @@ def install() -> None:
     keras.Sequential.predict_proba = _predict_proba
     keras.layers.Layer.input_shape = _Shape("input")
     keras.layers.Layer.output_shape = _Shape("output")
-    tf.distribute.Strategy.experimental_make_numpy_dataset = _numpy_dataset
 
 
 def _alias(name: str, new: str) -> Callable[..., Any]:
