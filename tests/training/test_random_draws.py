@@ -98,7 +98,7 @@ def test_one_parameter_for_all_rows_stays_one() -> None:
     ],
 )
 def test_dimensions(shape: object, expected: list[int]) -> None:
-    assert random_draws._dimensions(shape) == expected
+    assert random_draws.dimensions(shape) == expected
 
 
 def test_dimensions_that_are_known_while_tracing() -> None:
@@ -107,9 +107,9 @@ def test_dimensions_that_are_known_while_tracing() -> None:
     @tf.function(input_signature=[tf.TensorSpec([None, 5]), tf.TensorSpec(None)])
     def traced(x: tf.Tensor, anything: tf.Tensor) -> None:
         for shape in (tf.shape(x), (tf.shape(x)[0], 5), [tf.shape(x)[0] * 3, 5]):
-            dims = random_draws._dimensions(shape)
+            dims = random_draws.dimensions(shape)
             seen.append([isinstance(dim, int) for dim in dims])
-        seen.append(random_draws._dimensions(tf.shape(anything)))
+        seen.append(random_draws.dimensions(tf.shape(anything)))
 
     traced(tf.zeros([2, 5]), tf.zeros([1]))
     assert seen == [[False, True]] * 3 + [[]]
@@ -127,7 +127,7 @@ def test_dimensions_that_are_known_while_tracing() -> None:
     ],
 )
 def test_noise_dimensions(noise_shape: object, expected: list[int]) -> None:
-    assert random_draws._noise_dimensions(tf.zeros([6, 3, 2]), noise_shape) == expected
+    assert random_draws.noise_dimensions(tf.zeros([6, 3, 2]), noise_shape) == expected
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_noise_dimensions(noise_shape: object, expected: list[int]) -> None:
     [(0, True), (1.0, True), (0.3, False), (tf.constant(1.0), True), (tf.constant(0.5), False)],
 )
 def test_rates_that_take_no_draw(rate: object, expected: bool) -> None:
-    assert random_draws._is_zero_or_one(rate) is expected
+    assert random_draws.is_zero_or_one(rate) is expected
