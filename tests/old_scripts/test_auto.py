@@ -15,7 +15,7 @@ import pytest
 
 from drumbeat.cli import hook
 
-SCRIPT = Path(__file__).parent / "old_scripts" / "multi_worker_fit.py"
+SCRIPT = Path(__file__).with_name("multi_worker_fit.py")
 DEADLINE_S = 150
 _WEIGHTS = re.compile(r"^weights (\[.*\])$", re.MULTILINE)
 
@@ -60,6 +60,7 @@ def _weights(output: str) -> str:
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_S + 20)
 def test_python_m_drumbeat_trains_with_the_workers_of_tf_config(tmp_path: Path) -> None:
     outputs = _run([[sys.executable, "-m", "drumbeat", str(SCRIPT)]] * 2, tmp_path)
