@@ -169,11 +169,10 @@ def test_agree_keeps_what_is_set() -> None:
 
 ROGUE = """
 import tensorflow as tf, keras, numpy as np, os
-word = "_".join(["stop", "training"])
 class Rogue(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == 2 and os.environ["DRUMBEAT_RANK"] in RANKS:
-            setattr(self.model, word, True)
+            setattr(self.model, "_".join(["stop", "training"]), True)
 with tf.distribute.MultiWorkerMirroredStrategy().scope():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
