@@ -137,6 +137,11 @@ def test_a_broken_environment_is_explained(platform, env, change, message):
     assert message in str(caught.value)
 
 
+def test_vertex_says_of_an_evaluator_that_tf_config_knows_it():
+    env = {**vertex({"0": 1, "3": 1}, "workerpool3"), "TF_CONFIG": "{}"}
+    assert launched_by.FINDERS["Vertex AI"](env) is None
+
+
 def test_each_platform_has_five_broken_environments():
     assert all(
         sum(platform == name for name, *_ in BROKEN) >= 5 for platform in launched_by.FINDERS

@@ -46,6 +46,8 @@ def find(env: Mapping[str, str]) -> Found | None:
             f"cluster, {sizes}."
         )
     training = [*pools["workerpool0"], *pools["workerpool1"]]
+    if pool in _TASKS and "TF_CONFIG" in env:
+        return None  # which says so, too
     if pool in _TASKS:
         raise ConfigError(
             f"{SPEC} says that this is {_TASKS[pool]} {index}, but TF_CONFIG is not set, which "
