@@ -55,14 +55,14 @@ def describe(env: Mapping[str, str]) -> tuple[list[str], bool]:
         if found is not None:
             lines.append(str(found))
             places.append((name, found.node_rank, found.nodes))
-    lines += _contradictions(places)
-    wrong = wrong or len({place[1:] for place in places}) > 1
+    contradictions = _contradictions(places)
+    lines += contradictions
     if cluster is not None and places:
         lines.append("drumbeat run goes by TF_CONFIG.")
     elif places:
         lines.append(f"drumbeat run goes by what {places[0][0]} says.")
     lines += _token(env, places)
-    return lines or [_NOBODY], wrong
+    return lines or [_NOBODY], wrong or bool(contradictions)
 
 
 def _of_tf_config(cluster: ClusterSpec) -> str:

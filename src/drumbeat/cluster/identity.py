@@ -11,7 +11,7 @@ import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drumbeat.cluster import strategy_names
 from drumbeat.cluster.averaging import Averaging
@@ -137,33 +137,35 @@ class Identity:
         }
 
     @classmethod
-    def by_tf_config(cls, cluster: ClusterSpec | None) -> Identity:
+    def outside(cls, rank: int = 0, world_size: int = 1, **more: Any) -> Identity:
         """The identity of a process that other means than `drumbeat run` have started.
 
-        Only TensorFlow's servers can find each other by TF_CONFIG alone, so they carry the
-        collectives. The seed is the same wherever the cluster is the same.
+        Only TensorFlow's servers can find each other without an agent, so they carry the
+        collectives.
         """
-        if cluster is None or cluster.task is None:
-            return cls(
-                rank=0,
-                world_size=1,
-                local_rank=0,
-                local_world_size=1,
-                collectives="tensorflow",
-                run_dir="",
-                name="worker 0",
-                timeout_s=DEFAULT_TIMEOUT_S,
-            )
-        described = json.dumps({job: dict(tasks) for job, tasks in cluster.jobs.items()})
+        usual = {"run_dir": "", "name": "worker 0", "timeout_s": DEFAULT_TIMEOUT_S}
         return cls(
-            rank=cluster.rank_of(cluster.task),
-            world_size=cluster.world_size,
+            rank=rank,
+            world_size=world_size,
             local_rank=0,
             local_world_size=1,
             collectives="tensorflow",
-            run_dir="",
+            **{**usual, **more},
+        )
+
+    @classmethod
+    def by_tf_config(cls, cluster: ClusterSpec | None) -> Identity:
+        """The identity of such a process, by TF_CONFIG.
+
+        The seed is the same wherever the cluster is the same.
+        """
+        if cluster is None or cluster.task is None:
+            return cls.outside()
+        described = json.dumps({job: dict(tasks) for job, tasks in cluster.jobs.items()})
+        return cls.outside(
+            cluster.rank_of(cluster.task),
+            cluster.world_size,
             name=str(cluster.task),
-            timeout_s=DEFAULT_TIMEOUT_S,
             seed=zlib.crc32(described.encode()),
         )
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from drumbeat.cluster.identity import DEFAULT_TIMEOUT_S, Identity
+from drumbeat.cluster.identity import Identity
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.errors import StateError
 from drumbeat.state.format import State, unpack
@@ -297,15 +297,10 @@ def make() -> Journal:
     if journal is None:
         strategy = choose.existing()
         communicator = None if strategy is None else strategy.communicator
-        identity = Identity.from_env(os.environ) or Identity(
-            rank=0 if communicator is None else communicator.rank,
-            world_size=1 if communicator is None else communicator.size,
-            local_rank=0,
-            local_world_size=1,
-            collectives="tensorflow",
-            run_dir="",
+        identity = Identity.from_env(os.environ) or Identity.outside(
+            0 if communicator is None else communicator.rank,
+            1 if communicator is None else communicator.size,
             name="",
-            timeout_s=DEFAULT_TIMEOUT_S,
             snapshot_every=0,
         )
         journal = _own[0] = Journal(identity, SnapshotMemory.create(), None)
