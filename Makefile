@@ -28,7 +28,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-old-scripts test-oldest test-jax bench chaos recovery guarantees old-scripts-doc strategy-table check format lock clean
+.PHONY: help setup demo test test-slow test-old-scripts test-oldest test-jax bench chaos recovery guarantees old-scripts-doc strategy-table test-platforms platform-examples check format lock clean
 
 help: ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [N=workers of the demo] [ARGS='for pytest or the demo']"
@@ -68,6 +68,9 @@ $(JAX)/.installed: pyproject.toml requirements-jax.lock tools/check_python.py
 	$(call install,$(JAX),requirements-jax.lock,0.8 GB)
 	@touch $@
 
+test-platforms: $(STAMP) ## Rehearse, and submit to Slurm, Compose, Ray and stand-ins of clouds (10 min)
+	@$(BIN)/python -m pytest -m slow tests/platforms $(ARGS)
+
 bench: $(STAMP) ## Compare with other ways to train (40 min, 2 idle cores; ARGS='--quick' 5 min, --write)
 	@$(BIN)/python benchmarks/compare.py $(ARGS)
 
@@ -82,6 +85,9 @@ guarantees: $(STAMP) ## Compare models trained by 1 to 8 workers (10 min; ARGS=-
 
 old-scripts-doc: $(STAMP) ## Write the tables of docs/old-scripts.md anew
 	@$(BIN)/python tools/old_scripts_doc.py --write
+
+platform-examples: $(STAMP) ## Write docs/platforms/examples anew
+	@$(BIN)/python tools/platform_examples.py --write
 
 strategy-table: $(STAMP) ## What works under each strategy, alone and with drumbeat (10 min; ARGS=--write)
 	@$(BIN)/python benchmarks/strategy_table.py $(ARGS)

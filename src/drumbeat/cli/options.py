@@ -11,6 +11,7 @@ import typer
 from drumbeat import __version__
 from drumbeat.cli.check import check
 from drumbeat.cli.hook import install_hook, remove_hook
+from drumbeat.cli.jobs import init, logs, render, status, stop, submit
 from drumbeat.cli.port import port
 from drumbeat.cli.tune import tune
 from drumbeat.cli.whoami import whoami
@@ -444,3 +445,7 @@ app.command()(whoami)
 app.command("install-hook")(install_hook)
 app.command("remove-hook")(remove_hook)
 app.command(no_args_is_help=True)(port)
+app.command(no_args_is_help=True)(init)
+app.command()(render)
+for command in (submit, status, logs, stop):
+    app.command(no_args_is_help=True)(command)

@@ -84,6 +84,7 @@ def _contradictions(places: list[tuple[str, int, int]]) -> list[str]:
 
 
 def _token(env: Mapping[str, str], places: list[tuple[str, int, int]]) -> list[str]:
-    if not places or places[0][2] == 1 or env.get("DRUMBEAT_TOKEN", "").strip():
+    given = any(env.get(name, "").strip() for name in ("DRUMBEAT_TOKEN", "DRUMBEAT_TOKEN_FILE"))
+    if not places or places[0][2] == 1 or given:
         return []
     return ["DRUMBEAT_TOKEN is not set, which a job of several nodes needs: one secret for all."]

@@ -145,21 +145,3 @@ def _rendezvous(text: str) -> tuple[str, int]:
     address = parse_address(text, "--rendezvous")
     host = text.rpartition(":")[0].strip("[]")  # as given: "localhost" may be any loopback name
     return host, address.port
-
-
-def token_of(place: Place, env: Mapping[str, str]) -> str:
-    """The secret of the job's agents, "" where there is one agent.
-
-    Raises:
-        ConfigError: DRUMBEAT_TOKEN is not set.
-    """
-    if place.nodes == 1:
-        return ""
-    token = env.get("DRUMBEAT_TOKEN", "").strip()
-    if not token:
-        raise ConfigError(
-            f"DRUMBEAT_TOKEN is not set. The agents of the {place.nodes} nodes prove to each other "
-            "with it that they belong to the same job. Make one secret, for instance with "
-            "`openssl rand -hex 32`, and set DRUMBEAT_TOKEN to that same value on every node."
-        )
-    return token

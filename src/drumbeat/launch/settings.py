@@ -29,8 +29,9 @@ from drumbeat.launch.checks import (
     note_on_late_options,
 )
 from drumbeat.launch.layout import Layout, plan_layout
-from drumbeat.launch.place import Place, find_place, token_of
+from drumbeat.launch.place import Place, find_place
 from drumbeat.launch.sizes import Range, check_shares, plan_sizes
+from drumbeat.launch.token import token_of
 from drumbeat.state.folders import open_folder
 
 DEFAULT_START_TIMEOUT_S = 300.0

@@ -1,0 +1,168 @@
+"""YAML, JSON and TOML files as plain values, with the line of each key.
+
+Everything that is read here may be somebody else's, or broken: whatever is in it, there is a
+message and no traceback, and what is made of it has a limited size.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from drumbeat.cluster.wording import shown
+from drumbeat.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # pyright: ignore[reportMissingImports]
+
+MAX_SIZE_BYTES = 4 * 1024**2
+MAX_VALUES = 100_000
+"""A YAML file of a few lines can stand for any number of values."""
+MAX_DEPTH = 64
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One document of a file.
+
+    Attributes:
+        value: Of mappings, lists, text, numbers, booleans and None; keys are text.
+        lines: The line, from 1, of each key and item by its path.
+    """
+
+    value: Any
+    lines: Mapping[KeyPath, int] = field(default_factory=dict)
+
+    def line(self, path: Sequence[str | int]) -> int | None:
+        """The line of `path`, or of what is around it."""
+        for end in range(len(path), 0, -1):
+            if (line := self.lines.get(tuple(path[:end]))) is not None:
+                return line
+        return None
+
+
+def read_text(path: Path) -> str:
+    """The file's text.
+
+    Raises:
+        ConfigError: It is not there, not text, or too large.
+    """
+    try:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; expected a file.")
+        with path.open("rb") as file:
+            data = file.read(MAX_SIZE_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist (looked in {Path.cwd()}).") from None
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror or error}.") from None
+    except ValueError as error:
+        raise ConfigError(f"{shown(str(path))} is no path: {error}.") from None
+    if len(data) > MAX_SIZE_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_SIZE_BYTES // 1024**2} MiB.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not text in UTF-8.") from None
+
+
+def parse_yaml(text: str, name: str) -> list[Document]:
+    """The documents of a YAML or JSON text; empty ones are left out.
+
+    Args:
+        text: The file's text.
+        name: As messages call the file.
+
+    Raises:
+        ConfigError: It is no YAML, or more than can be meant.
+    """
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+    try:
+        loaded = [each for each in YAML(typ="rt").load_all(text) if each is not None]
+        return [_plain(each, name) for each in loaded]
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}" if mark else name
+        what = (error.problem or error.context or "no YAML").splitlines()[0]
+        raise ConfigError(f"{where}: {what}; expected YAML.") from None
+    except YAMLError as error:
+        raise ConfigError(f"{name}: {str(error).splitlines()[0]}; expected YAML.") from None
+    except RecursionError:
+        raise _too_deep(name) from None
+    except ConfigError:
+        raise
+    # The parser raises all kinds of errors on what fuzzers write: KeyError, AttributeError, …
+    except Exception as error:
+        raise ConfigError(f"{name} can't be read as YAML: {error!r}.") from None
+
+
+def parse_toml(text: str, name: str) -> Document:
+    """The TOML text.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        return Document(value=tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: {error}; expected TOML.") from None
+    except RecursionError:
+        raise _too_deep(name) from None
+
+
+def _plain(loaded: Any, name: str) -> Document:
+    lines: dict[KeyPath, int] = {}
+    count = 0
+
+    def walk(value: Any, path: KeyPath) -> Any:
+        nonlocal count
+        count += 1
+        if count > MAX_VALUES:
+            raise ConfigError(f"{name} stands for more than {MAX_VALUES:,} values.")
+        if len(path) > MAX_DEPTH:
+            raise _too_deep(name)
+        if isinstance(value, Mapping):
+            found = {}
+            # Merged keys (<<: *name) are in the items, and not among the lines.
+            for key, item in value.items():
+                if isinstance(key, bool) or not isinstance(key, (str, int)):
+                    raise ConfigError(f"{name}: the key {shown(key)} is not text; quote it.")
+                place = (*path, str(key))
+                if (at := getattr(value, "lc", None)) is not None and key in (at.data or {}):
+                    lines[place] = at.data[key][0] + 1
+                found[str(key)] = walk(item, place)
+            return found
+        if isinstance(value, list):
+            at = getattr(value, "lc", None)
+            for index in range(len(value)):
+                if at is not None and index in (at.data or {}):
+                    lines[(*path, index)] = at.data[index][0] + 1
+            return [walk(item, (*path, index)) for index, item in enumerate(value)]
+        return _scalar(value)
+
+    return Document(value=walk(loaded, ()), lines=lines)
+
+
+def _scalar(value: Any) -> Any:
+    """Without what the parser adds to text and numbers to write them as they were."""
+    if value is None or isinstance(value, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if type(value).__name__ == "ScalarBoolean":
+        return bool(value)
+    return str(value)  # a date, binary data, a tag of somebody's
+
+
+def _too_deep(name: str) -> ConfigError:
+    return ConfigError(f"{name} is nested deeper than {MAX_DEPTH} levels.")

@@ -1,0 +1,202 @@
+"""What a job file says, checked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, field_validator, model_validator
+
+from drumbeat.platforms.jobfile.amounts import Memory, Seconds
+from drumbeat.platforms.jobfile.run_options import RunOptions
+from drumbeat.platforms.jobfile.sections import (
+    Compose,
+    Docker,
+    Kubernetes,
+    Name,
+    Ray,
+    RunAI,
+    SageMaker,
+    Section,
+    Slurm,
+    Text,
+    TFJob,
+    TrainJob,
+    Vertex,
+)
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+OWN_VARIABLES = "DRUMBEAT_"
+"""Names that begin so are drumbeat's to set, and so is TF_CONFIG."""
+
+
+def _check_variable(value: str) -> str:
+    if not _VARIABLE.fullmatch(value):
+        raise ValueError("expected the name of a variable: letters, digits and _")
+    return value
+
+
+def _check_path(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError("expected an absolute path in the container, such as /data")
+    return value
+
+
+Variable = Annotated[str, AfterValidator(_check_variable)]
+Path = Annotated[str, AfterValidator(_check_path)]
+
+
+class Devices(Section):
+    """What each node computes on; every device has one worker."""
+
+    type: Literal["cpu", "gpu"] = "cpu"
+    count: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1, description="Devices, and so workers, of each node."
+    )
+    accelerator: str | None = Field(
+        default=None, description="As the platform calls it: NVIDIA_L4, a100, nvidia.com/gpu."
+    )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of each node."""
+        return self.count if self.type == "gpu" else 0
+
+
+class Resources(Section):
+    """What each node needs."""
+
+    cpu: Annotated[float, Field(gt=0, le=4096)] | None = None
+    memory: Memory | None = None
+    shm: Memory | None = Field(
+        default=None, description="Of /dev/shm, where workers of one node meet and snapshots lie."
+    )
+
+
+class Mount(Section):
+    """A volume."""
+
+    name: Name = Field(description="Kubernetes: of the claim; Compose: of the volume.")
+    path: Path
+    source: str | None = Field(
+        default=None, description="A folder of the host, or SERVER:/EXPORT of NFS."
+    )
+    read_only: bool = False
+
+
+class Secret(Section):
+    """A secret by its name; what is in it is never in the job file.
+
+    With `env` alone the variable holds its value, with `path` its files lie in that folder, and
+    with both the variable holds the name of the file `path`/`key`.
+    """
+
+    name: Name
+    key: str | None = Field(default=None, description="Which entry; by default the secret's name.")
+    env: Variable | None = None
+    path: Path | None = None
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> Secret:
+        if self.env is None and self.path is None:
+            raise ValueError("expected env: (a variable), path: (a folder), or both")
+        return self
+
+    @property
+    def entry(self) -> str:
+        """Which entry of the secret."""
+        return self.key or self.name
+
+    @property
+    def file(self) -> str:
+        """The file that the entry is in, under `path`."""
+        return str(PurePosixPath(self.path or "/") / self.entry)
+
+
+class Timeouts(Section):
+    """Deadlines: seconds, or 90m, 24h."""
+
+    start: Seconds | None = Field(default=None, description="Everything before the script starts.")
+    collective: Seconds | None = Field(default=None, description="Workers wait for each other.")
+    total: Seconds | None = Field(default=None, description="The platform ends the job after it.")
+
+
+class Job(Section):
+    """One training job, for every platform.
+
+    Attributes are the keys of `drumbeat.yaml`.
+    """
+
+    name: Name
+    script: str | None = Field(default=None, description="The script, in the image's folder.")
+    module: str | None = Field(default=None, description="Or a module: package.train.")
+    args: list[Text] = Field(
+        default=[], description="The script's own; {data}, {output} and {name} stand for these."
+    )
+    image: str | None = None
+    workers: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=2, description="Training processes, one for each device, the chief among them."
+    )
+    min_workers: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        default=None, description="Go on without lost nodes while so many workers are left."
+    )
+    ps: Annotated[int, Field(ge=0, le=1024)] = Field(default=0, description="Parameter servers.")
+    evaluator: bool = Field(default=False, description="One more process, which evaluates.")
+    devices: Devices = Devices()
+    machine_type: str | None = Field(default=None, description="Such as n1-standard-8.")
+    resources: Resources = Resources()
+    environment: dict[Variable, Text] = {}
+    mounts: list[Mount] = []
+    secrets: list[Secret] = []
+    data: str | None = Field(default=None, description="Path or URL; DRUMBEAT_DATA in the script.")
+    output: str | None = Field(
+        default=None, description="Path or URL; DRUMBEAT_OUTPUT in the script, and for backups."
+    )
+    restarts: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
+        default=None, description="In a row without progress."
+    )
+    timeouts: Timeouts = Timeouts()
+    run: RunOptions = Field(default=RunOptions(), description="Other options of `drumbeat run`.")
+
+    compose: Compose = Compose()
+    docker: Docker = Docker()
+    kubernetes: Kubernetes = Kubernetes()
+    tfjob: TFJob = TFJob()
+    trainjob: TrainJob = TrainJob()
+    vertex: Vertex = Vertex()
+    runai: RunAI = RunAI()
+    slurm: Slurm = Slurm()
+    ray: Ray = Ray()
+    sagemaker: SageMaker = SageMaker()
+
+    @field_validator("environment")
+    @classmethod
+    def _leaves_ours_alone(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if name == "TF_CONFIG" or name.startswith(OWN_VARIABLES):
+                raise ValueError(f"{name} is set by drumbeat or the platform; leave it out")
+        return value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Job:
+        if (self.script is None) == (self.module is None):
+            raise ValueError("expected either script: (a file) or module: (a module's name)")
+        if self.workers % self.devices.count:
+            raise ValueError(
+                f"workers is {self.workers}, and each node has {self.devices.count} devices with a "
+                f"worker each; expected a number of workers that {self.devices.count} divides"
+            )
+        if self.min_workers is not None and self.min_workers > self.workers:
+            raise ValueError(
+                f"min_workers is {self.min_workers}, but workers is {self.workers}; expected at "
+                "most as many"
+            )
+        if self.min_workers is not None and self.ps:
+            raise ValueError("min_workers can't be had with ps, whose state no snapshot has")
+        return self
+
+    @property
+    def nodes(self) -> int:
+        """How many machines, pods or tasks have workers."""
+        return self.workers // self.devices.count

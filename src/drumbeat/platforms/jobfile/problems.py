@@ -1,0 +1,88 @@
+"""What pydantic found wrong in a file, as messages for its author."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from drumbeat.cluster.wording import listed, shown
+from drumbeat.errors import ConfigError
+from drumbeat.platforms.jobfile.documents import Document
+
+_MAX_SHOWN = 8
+
+
+def check(model: type[BaseModel], document: Document, name: str) -> Any:
+    """`document` as a `model`.
+
+    Args:
+        model: What it has to be.
+        document: What was read.
+        name: As messages call the file.
+
+    Raises:
+        ConfigError: It is something else; a line for each problem.
+    """
+    if not isinstance(document.value, dict):
+        raise ConfigError(
+            f"{name} holds {shown(document.value)}; expected keys such as "
+            f"{listed(list(model.model_fields)[:3])}."
+        )
+    try:
+        return model.model_validate(document.value)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        texts = [_text(model, problem, document, name) for problem in found[:_MAX_SHOWN]]
+        if len(found) > _MAX_SHOWN:
+            texts.append(f"and {len(found) - _MAX_SHOWN} more")
+        raise ConfigError("\n".join(texts)) from None
+
+
+def unknown(key: str, known: Iterable[str], where: str = "") -> str:
+    """Says that `key` is none of those that are known, and which was probably meant."""
+    names = list(known)
+    close = difflib.get_close_matches(key.lower().replace("-", "_"), names, n=1, cutoff=0.6)
+    hint = f"; did you mean {close[0]}?" if close else f"; expected one of {listed(names, 40)}."
+    return f"{where}{shown(key)} is unknown{hint}"
+
+
+def _text(model: type[BaseModel], problem: Any, document: Document, name: str) -> str:
+    path: tuple[str | int, ...] = problem["loc"]
+    line = document.line(path)
+    where = f"{name}:{line}: " if line else f"{name}: "
+    if problem["type"] == "extra_forbidden":
+        inner = ".".join(map(str, path[:-1]))
+        return unknown(
+            str(path[-1]), _fields(model, path[:-1]), where + (f"in {inner}: " if inner else "")
+        )
+    dotted = ".".join(map(str, path))
+    if problem["type"] == "missing":
+        return f"{where}{dotted} is missing."
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if problem["type"] == "value_error":
+        said = message if message.endswith(".") else f"{message}."
+        if isinstance(problem["input"], (dict, BaseModel)):
+            return f"{where}{dotted}: {said}" if dotted else f"{where}{said}"
+        return f"{where}{dotted} is {shown(problem['input'])}; {said}"
+    return f"{where}{dotted} is {shown(problem['input'])}; expected {message}."
+
+
+def _fields(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """The keys that a mapping at `path` may have."""
+    here: Any = model
+    for step in path:
+        if isinstance(step, int):
+            here = next(iter(get_args(here)), None)
+        elif isinstance(here, type) and issubclass(here, BaseModel):
+            field = here.model_fields.get(step)
+            here = field.annotation if field else None
+        else:
+            return []
+        if get_origin(here) is UnionType:
+            here = get_args(here)[0]
+    is_model = isinstance(here, type) and issubclass(here, BaseModel)
+    return list(here.model_fields) if is_model else []

@@ -1,0 +1,167 @@
+"""The parts of a job file that only one platform has. Defaults are what most jobs need."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+)
+
+from drumbeat.platforms.jobfile.amounts import Memory, Seconds
+
+
+class Section(BaseModel):
+    """Refuses keys that it does not know."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _to_text(value: object) -> object:
+    """Numbers as YAML reads them are words to a program; true and null are not so clear."""
+    if isinstance(value, bool) or value is None:
+        raise ValueError(f'expected text; write "{str(value).lower()}" in quotes if it is meant')
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+Text = Annotated[str, BeforeValidator(_to_text, json_schema_input_type=str | float)]
+"""Text; a number is taken as it is written."""
+_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
+
+
+def _check_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        raise ValueError(
+            "expected small letters, digits and -, from a letter on, at most 40 of them"
+        )
+    return value
+
+
+Name = Annotated[
+    str,
+    AfterValidator(_check_name),
+    WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"}),
+]
+"""Small letters, digits and -, from a letter; 40 at most, since platforms add to it."""
+
+
+class Compose(Section):
+    """Docker Compose."""
+
+    build: bool = Field(default=False, description="Build the image from the folder's Dockerfile.")
+    gpus: bool = Field(default=False, description="Give each container all GPUs.")
+
+
+class Docker(Section):
+    """The Dockerfile."""
+
+    base: str | None = Field(
+        default=None, description="Image to start from; by default python:<version>-slim."
+    )
+    packages: list[Text] = Field(default=[], description="Debian packages to install.")
+    requirements: str | None = Field(
+        default=None,
+        description="Of Python; requirements.txt where there is one.",
+    )
+
+
+class Kubernetes(Section):
+    """What TFJob, TrainJob and JobSet have in common."""
+
+    namespace: Name | None = None
+    context: str | None = Field(default=None, description="Of kubectl's configuration.")
+    service_account: str | None = None
+    image_pull_secrets: list[Name] = []
+    node_selector: dict[str, Text] = {}
+    tolerations: list[dict[str, Any]] = []
+    priority_class: str | None = None
+    queue: str | None = Field(default=None, description="Kueue's local queue.")
+    labels: dict[str, Text] = {}
+    annotations: dict[str, Text] = {}
+    keep: Seconds | None = Field(
+        default=None, description="How long a finished job stays before it is deleted."
+    )
+
+
+class TFJob(Section):
+    """Kubeflow's TFJob."""
+
+    chief: bool = Field(
+        default=False, description="Rank 0 is a Chief beside the Workers, not Worker 0."
+    )
+
+
+class TrainJob(Section):
+    """Kubeflow Trainer v2."""
+
+    runtime: Name | None = Field(
+        default=None,
+        description="A TrainingRuntime that is there; by default one is rendered with the job.",
+    )
+
+
+class Vertex(Section):
+    """Vertex AI."""
+
+    project: str | None = None
+    region: str | None = Field(default=None, description="Such as us-central1.")
+    service_account: str | None = None
+    network: str | None = Field(
+        default=None, description="projects/NUMBER/global/networks/NAME, for a private one."
+    )
+    spot: bool = False
+    boot_disk: Memory = 100 * 1024**3
+    tensorboard: str | None = None
+    labels: dict[str, Text] = {}
+
+
+class RunAI(Section):
+    """Run:ai."""
+
+    project: str | None = None
+    cli: Literal["v1", "v2"] = "v2"
+    node_pools: list[Text] = []
+    gpu_portion: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+class Slurm(Section):
+    """Slurm."""
+
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    setup: list[Text] = Field(
+        default=[],
+        description="Lines of shell before the job, such as module load cuda.",
+    )
+    container: str | None = Field(default=None, description="Image for srun --container-image.")
+    extra: list[Text] = Field(
+        default=[], description="More options of sbatch, such as --reservation=name."
+    )
+
+
+class Ray(Section):
+    """Ray."""
+
+    address: str | None = Field(
+        default=None, description="Of the jobs' server: http://head:8265; RAY_ADDRESS by default."
+    )
+    runtime_env: dict[str, Any] = Field(default={}, description="Ray's runtime environment.")
+
+
+class SageMaker(Section):
+    """Amazon SageMaker."""
+
+    role: str | None = Field(default=None, description="ARN of the role that the job has.")
+    region: str | None = None
+    volume: Memory = 50 * 1024**3
+    spot: bool = False
+    subnets: list[Text] = []
+    security_groups: list[Text] = []

@@ -1,0 +1,195 @@
+"""A job's pods: what TFJob, TrainJob and JobSet have in common.
+
+Source: Kubernetes v1 PodTemplateSpec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from drumbeat.platforms import command
+from drumbeat.platforms.jobfile.amounts import kubernetes_memory, plain_number
+from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.platform import needs
+from drumbeat.platforms.yaml_text import Chosen
+
+TOKEN_KEY = "token"  # noqa: S105  (the name of an entry)
+GPU = "nvidia.com/gpu"
+EXIT_GRACE_S = 30
+
+
+def token_secret(job: Job) -> str:
+    """The name of the Secret that the agents of the job have in common."""
+    return f"{job.name}-drumbeat"
+
+
+def token_note(job: Job) -> str:
+    """How to make it, for those who apply a manifest themselves."""
+    namespace = f" -n {job.kubernetes.namespace}" if job.kubernetes.namespace else ""
+    return (
+        f"The agents' secret is made once: kubectl{namespace} create secret generic "
+        f"{token_secret(job)} --from-literal={TOKEN_KEY}=$(openssl rand -hex 32); drumbeat submit "
+        "does it itself."
+    )
+
+
+def metadata(job: Job) -> dict[str, Any]:
+    """Of the job's object: name, namespace, labels and annotations."""
+    cluster = job.kubernetes
+    labels = dict(cluster.labels)
+    if cluster.queue is not None:
+        labels["kueue.x-k8s.io/queue-name"] = cluster.queue
+    found: dict[str, Any] = {"name": job.name}
+    if cluster.namespace is not None:
+        found["namespace"] = cluster.namespace
+    if labels:
+        found["labels"] = labels
+    if cluster.annotations:
+        found["annotations"] = dict(cluster.annotations)
+    return found
+
+
+def template(
+    job: Job,
+    *,
+    container: str,
+    words: Sequence[str],
+    variables: Mapping[str, Any],
+    port_name: str,
+    restart: str | None,
+) -> dict[str, Any]:
+    """A PodTemplateSpec.
+
+    Args:
+        job: The job.
+        container: The name that the container must have.
+        words: Its command.
+        variables: Those of the platform, by name: text, or a `valueFrom`.
+        port_name: Of the port that agents meet at.
+        restart: The pod's restartPolicy; None where the platform has its own.
+    """
+    cluster = job.kubernetes
+    spec: dict[str, Any] = {}
+    if restart is not None:
+        spec["restartPolicy"] = restart
+    if job.run.grace is not None and job.run.grace + 5 > EXIT_GRACE_S:
+        spec["terminationGracePeriodSeconds"] = Chosen(
+            int(job.run.grace) + 5, "run.grace, and 5 s to end"
+        )
+    for key, value in (
+        ("serviceAccountName", cluster.service_account),
+        ("priorityClassName", cluster.priority_class),
+        ("nodeSelector", _node_selector(job)),
+        ("tolerations", [dict(each) for each in cluster.tolerations]),
+        ("imagePullSecrets", [{"name": name} for name in cluster.image_pull_secrets]),
+    ):
+        if value:
+            spec[key] = value
+    # Pods of a job run arbitrary training code, which has no business with the cluster's API.
+    spec["automountServiceAccountToken"] = cluster.service_account is not None
+    spec["containers"] = [_container(job, container, words, variables, port_name)]
+    spec["volumes"] = _volumes(job)
+    sidecar = Chosen("false", "a sidecar would keep pods from ending")
+    annotations = {"sidecar.istio.io/inject": sidecar}
+    return {"metadata": {"annotations": annotations}, "spec": spec}
+
+
+def _container(
+    job: Job, name: str, words: Sequence[str], variables: Mapping[str, Any], port_name: str
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": needs(job.image, "image", "ghcr.io/team/train:1"),
+        "command": list(words),
+        "env": _env(job, variables),
+        "ports": [{"name": port_name, "containerPort": command.PORT}],
+        "resources": _resources(job),
+        "volumeMounts": _mounts(job),
+    }
+
+
+def _env(job: Job, variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for name, value in {**command.environment(job), **variables}.items():
+        where = {"valueFrom": value} if isinstance(value, dict) else {"value": value}
+        found.append({"name": name, **where})
+    for secret in job.secrets:
+        if secret.env is None:
+            continue
+        if secret.path is not None:
+            found.append({"name": secret.env, "value": secret.file})
+        else:
+            found.append({"name": secret.env, "valueFrom": _entry(secret.name, secret.entry)})
+    if job.nodes > 1 or job.ps:
+        found.append({"name": command.TOKEN, "valueFrom": _entry(token_secret(job), TOKEN_KEY)})
+    return found
+
+
+def _entry(name: str, key: str) -> dict[str, Any]:
+    return {"secretKeyRef": {"name": name, "key": key}}
+
+
+def _resources(job: Job) -> dict[str, Any]:
+    asked: dict[str, Any] = {}
+    if job.resources.cpu is not None:
+        asked["cpu"] = str(plain_number(job.resources.cpu))
+    if job.resources.memory is not None:
+        asked["memory"] = kubernetes_memory(job.resources.memory)
+    limits = dict(asked)
+    limits.pop("cpu", None)  # a CPU limit throttles a worker that the others wait for
+    if job.devices.gpus:
+        limits[_gpu_resource(job)] = job.devices.gpus
+    found: dict[str, Any] = {}
+    if asked:
+        found["requests"] = asked
+    if limits:
+        found["limits"] = limits
+    return found
+
+
+def _gpu_resource(job: Job) -> str:
+    name = job.devices.accelerator
+    return name if name is not None and "/" in name else GPU
+
+
+def _node_selector(job: Job) -> dict[str, Any]:
+    selector: dict[str, Any] = dict(job.kubernetes.node_selector)
+    if job.machine_type is not None:
+        selector.setdefault("node.kubernetes.io/instance-type", job.machine_type)
+    return selector
+
+
+def _mounts(job: Job) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
+    for mount in job.mounts:
+        read_only = {"readOnly": True} if mount.read_only else {}
+        found.append({"name": mount.name, "mountPath": mount.path, **read_only})
+    for secret in job.secrets:
+        if secret.path is not None:
+            found.append({"name": secret.name, "mountPath": secret.path, "readOnly": True})
+    return found
+
+
+def _volumes(job: Job) -> list[dict[str, Any]]:
+    size: dict[str, Any] = {"medium": "Memory"}
+    if job.resources.shm is not None:
+        size["sizeLimit"] = kubernetes_memory(job.resources.shm)
+    shm = Chosen(size, "containers have 64 MiB of /dev/shm; snapshots of the model lie there")
+    found: list[dict[str, Any]] = [{"name": "shm", "emptyDir": shm}]
+    for mount in job.mounts:
+        found.append({"name": mount.name, **_source(mount.name, mount.source, mount.read_only)})
+    for secret in job.secrets:
+        if secret.path is not None:
+            found.append({"name": secret.name, "secret": {"secretName": secret.name}})
+    return found
+
+
+def _source(name: str, source: str | None, read_only: bool) -> dict[str, Any]:
+    if source is None:
+        claim: dict[str, Any] = {"claimName": name}
+        return {"persistentVolumeClaim": claim | ({"readOnly": True} if read_only else {})}
+    server, colon, export = source.partition(":")
+    if colon:
+        return {"nfs": {"server": server, "path": export}}
+    return {"hostPath": {"path": source}}

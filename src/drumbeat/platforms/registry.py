@@ -1,0 +1,61 @@
+"""All platforms by name. Each is imported when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+from drumbeat.cluster.wording import listed
+from drumbeat.errors import ConfigError
+from drumbeat.platforms.jobfile.documents import parse_yaml, read_text
+from drumbeat.platforms.jobfile.problems import unknown
+from drumbeat.platforms.platform import Manifest, Platform
+
+
+def _jobset() -> Platform:
+    return import_module("drumbeat.platforms.jobset").PLATFORM
+
+
+PLATFORMS: dict[str, Callable[[], Platform]] = {
+    "jobset": _jobset,
+}
+
+
+def get(name: str) -> Platform:
+    """The platform of that name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if name not in PLATFORMS:
+        raise ConfigError(unknown(name, PLATFORMS, "The platform "))
+    return PLATFORMS[name]()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """A platform's file, whatever it is in.
+
+    Raises:
+        ConfigError: It can't be read.
+    """
+    text = read_text(path)
+    is_script = text.startswith("#!")
+    documents = () if is_script else tuple(parse_yaml(text, path.name))
+    return Manifest(path=path, text=text, documents=documents)
+
+
+def recognise(manifest: Manifest) -> Platform:
+    """The platform whose manifest this is.
+
+    Raises:
+        ConfigError: None of them knows it.
+    """
+    for make in PLATFORMS.values():
+        platform = make()
+        if platform.recognises(manifest):
+            return platform
+    raise ConfigError(
+        f"{manifest.path.name} is no manifest of a platform that drumbeat knows; expected one for "
+        f"{listed(PLATFORMS, len(PLATFORMS))}."
+    )
