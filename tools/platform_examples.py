@@ -23,7 +23,8 @@ def rendered(name: str) -> Rendered:
     platform, folder = registry.get(name), EXAMPLES / name
     if platform.convert is not None:
         return platform.convert(registry.read_manifest(folder / OLD))
-    assert platform.render is not None, "a platform renders or converts"
+    if platform.render is None:
+        raise TypeError(f"{name} neither renders nor converts")
     own = folder / JOB
     return platform.render(read.read(own if own.exists() else EXAMPLES / JOB))
 
