@@ -316,4 +316,4 @@ def test_backups_that_go_nowhere_are_refused(arguments):
 
 def test_a_backup_driver_that_is_not_there_is_named(arguments):
     with pytest.raises(ConfigError, match="pip install adlfs"):
-        plan(arguments, backup_dir="gs://bucket/job")
+        plan(arguments, backup_dir="abfs://container/job")
