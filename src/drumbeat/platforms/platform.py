@@ -151,9 +151,9 @@ class Platform:
         render: From a job to what the platform reads; None where only its old files are read.
         convert: From a file of the platform's own to another one's; None for all but AI Platform.
         recognises: Whether a manifest is one of this platform.
-        problems: What the platform would refuse in a manifest of its own, or would do otherwise than
-            its author means, a sentence each; None where nothing is known. It raises nothing,
-            whatever is in the manifest.
+        problems: What the platform would refuse in a manifest of its own, or would do otherwise
+            than its author means, a sentence each; None where nothing is known. It raises
+            nothing, whatever is in the manifest.
         rehearse: From a manifest to processes of this machine; None where there is none.
         connect: The client of the platform for a job; None where there is none.
     """
