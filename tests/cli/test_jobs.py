@@ -1,0 +1,171 @@
+"""`drumbeat init`, `render`, `submit`, `status`, `logs` and `stop` as a user types them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from drumbeat.cli.options import app
+from drumbeat.errors import ConfigError
+from drumbeat.platforms import registry
+from drumbeat.platforms.platform import Platform, Rendered, Status
+
+JOB = "name: digits\nscript: train.py\nimage: img:1\n"
+Cli = Callable[..., Any]
+
+
+class Recorder:
+    """A client that keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.state = "running"
+
+    def plan(self, job, rendered):
+        return [f"start {job.name} of {job.workers}", rendered.main]
+
+    def submit(self, job, rendered):
+        self.calls.append(("submit", job.name, rendered.main))
+        return f"{job.name}-17"
+
+    def status(self, job_id):
+        return Status(job_id=job_id, state=self.state, detail="Pod", tasks={"worker-0": "Ready"})
+
+    def logs(self, job_id, *, task, follow) -> Iterator[str]:
+        self.calls.append(("logs", job_id, task, follow))
+        yield "[worker-0] epoch 1"
+
+    def stop(self, job_id):
+        self.calls.append(("stop", job_id))
+
+
+@pytest.fixture
+def client(monkeypatch) -> Recorder:
+    recorder = Recorder()
+
+    def render(job):
+        return Rendered(
+            files={"job.txt": f"workers {job.workers}\n", "extra.txt": "more\n"}, notes=("a note",)
+        )
+
+    def convert(manifest):
+        return Rendered(files={"new.txt": f"from {manifest.documents[0].value}\n"})
+
+    fakes = {
+        "fake": Platform(name="fake", title="Fake", render=render, connect=lambda job: recorder),
+        "old": Platform(name="old", title="Old files", convert=convert),
+    }
+    monkeypatch.setattr(registry, "PLATFORMS", {name: lambda n=name: fakes[n] for name in fakes})
+    return recorder
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch) -> Cli:
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+
+    def run(*words: str):
+        result = runner.invoke(app, list(words))
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return run
+
+
+def test_init_writes_a_job_file_that_is_valid_and_never_over_another_one(cli, tmp_path):
+    (tmp_path / "My train.py").write_text("")
+    assert "Wrote drumbeat.yaml" in cli("init", "My train.py", "-n", "3").stdout
+    text = (tmp_path / "drumbeat.yaml").read_text()
+    assert "name: my-train\n" in text
+    assert 'script: "My train.py"\n' in text
+    assert (tmp_path / "drumbeat.schema.json").exists()
+    assert "parallelism: 3\n" in cli("render", "jobset").stdout
+    with pytest.raises(ConfigError, match=r"drumbeat.yaml exists; --force"):
+        cli("init", "My train.py")
+    cli("init", "My train.py", "--force", "--image", "other:2")
+    assert "image: other:2 " in (tmp_path / "drumbeat.yaml").read_text()
+    with pytest.raises(ConfigError, match=r"no.py does not exist"):
+        cli("init", "no.py")
+
+
+def test_render_shows_or_writes_and_the_command_line_wins(cli, client, tmp_path):
+    (tmp_path / "drumbeat.yaml").write_text(JOB)
+    shown = cli("render", "fake", "-n", "4", "--set", "workers=8")
+    assert shown.stdout == "# ---- job.txt\nworkers 4\n# ---- extra.txt\nmore\n"
+    assert shown.stderr == "drumbeat: a note\n"
+    assert "Wrote out/job.txt\n" in cli("render", "fake", "-o", "out", "--set", "workers=8").stdout
+    assert (tmp_path / "out" / "job.txt").read_text() == "workers 8\n"
+    assert cli("render").stdout.split() == ["fake", "Fake", "old", "Old", "files"]
+    with pytest.raises(ConfigError, match="'fak' is unknown; did you mean fake"):
+        cli("render", "fak")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file can't be written"):
+        cli("render", "fake", "-o", "file")
+
+
+def test_old_files_are_converted(cli, client, tmp_path):
+    (tmp_path / "config.yaml").write_text("a: 1\n")
+    assert cli("render", "old", "-f", "config.yaml").stdout == "from {'a': 1}\n"
+    with pytest.raises(ConfigError, match="expected -f config.yaml"):
+        cli("render", "old")
+    with pytest.raises(ConfigError, match="expected -f config.yaml and no other option"):
+        cli("render", "old", "-f", "config.yaml", "-n", "3")
+
+
+@pytest.mark.parametrize("command", ["render", "submit", "status", "logs", "stop"])
+def test_without_a_job_file_it_says_how_to_get_one(cli, client, command):
+    with pytest.raises(ConfigError, match="`drumbeat init train.py` writes a first one"):
+        cli(command, "fake")
+
+
+def test_from_submit_to_stop(cli, client, tmp_path):
+    (tmp_path / "drumbeat.yaml").write_text(JOB)
+    with pytest.raises(ConfigError, match="No job was submitted to fake from"):
+        cli("status", "fake")
+    assert cli("submit", "fake", "--dry-run").stdout == "start digits of 2\nworkers 2\n\n"
+    assert client.calls == []
+    assert "Submitted digits-17." in cli("submit", "fake", "--image", "i:2").stdout
+    assert client.calls == [("submit", "digits", "workers 2\n")]
+    shown = cli("status", "fake")
+    assert shown.stdout == "digits-17: running (Pod)\n  worker-0: Ready\n"
+    assert shown.exit_code == 0
+    client.state = "failed"
+    assert cli("status", "fake", "other").exit_code == 1
+    assert cli("logs", "fake", "--task", "worker-0").stdout == "[worker-0] epoch 1\n"
+    cli("stop", "fake")
+    cli("stop", "fake", "other")
+    assert client.calls[1:] == [
+        ("logs", "digits-17", "worker-0", False),
+        ("stop", "digits-17"),
+        ("stop", "other"),
+    ]
+    with pytest.raises(ConfigError, match="Nothing can be submitted to old"):
+        cli("submit", "old")
+
+
+def test_what_was_submitted_is_known_even_if_its_file_is_damaged(cli, client, tmp_path):
+    (tmp_path / "drumbeat.yaml").write_text(JOB)
+    cli("submit", "fake")
+    for text in ("", "[1]", '{"fake": 3}', "\0"):
+        (tmp_path / ".drumbeat" / "submitted.json").write_text(text)
+        with pytest.raises(ConfigError, match="No job was submitted"):
+            cli("status", "fake")
+
+
+def test_run_needs_nothing_of_it():
+    code = (
+        "import sys, drumbeat.cli.options, drumbeat.launch.start; "
+        "print([name for name in ('pydantic', 'ruamel.yaml', 'drumbeat.platforms.platform') "
+        "if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
