@@ -61,10 +61,9 @@ def init(
     Beside it goes drumbeat.schema.json, by which editors complete and check the
     file.
     """
-    from drumbeat.platforms.jobfile import first, read
+    from drumbeat.platforms.jobfile import first
 
     path = first.write(script, Path.cwd(), image=image, workers=workers, force=force)
-    read.read(path)
     print(f"Wrote {path.name} and {first.SCHEMA_FILE}. Next: drumbeat render PLATFORM.")
 
 

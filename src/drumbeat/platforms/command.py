@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 
@@ -79,6 +80,7 @@ def _options(job: Job, ps: int) -> list[str]:
 
 def _filled(job: Job, word: str) -> str:
     """`word` with what {data}, {output} and {name} stand for."""
-    for name, value in (("data", job.data), ("output", job.output), ("name", job.name)):
-        word = word.replace(f"{{{name}}}", value) if value is not None else word
-    return word
+    stand_for = {"data": job.data, "output": job.output, "name": job.name}
+    return re.sub(
+        r"\{(data|output|name)\}", lambda found: stand_for[found[1]] or found[0], word
+    )

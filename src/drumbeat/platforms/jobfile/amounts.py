@@ -15,10 +15,13 @@ _MEMORY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(|k|[KMGTP]i?)B?", re.ASCII)
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(|s|m|h|d)", re.ASCII)
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = "KMGTP"
+LEAST_BYTES = 1024**2
 
 
 def _to_bytes(value: object) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
+        if value < LEAST_BYTES:
+            raise ValueError("expected at least 1Mi; a number alone is bytes, so write 8Gi for GiB")
         return value
     found = _MEMORY.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
@@ -42,7 +45,7 @@ def _to_seconds(value: object) -> float:
 Memory = Annotated[
     int,
     BeforeValidator(_to_bytes, json_schema_input_type=int | str),
-    Field(ge=1024**2, le=2**60),
+    Field(ge=LEAST_BYTES, le=2**60),
 ]
 """Bytes; at least 1Mi."""
 Seconds = Annotated[

@@ -6,6 +6,7 @@ message and no traceback, and what is made of it has a limited size.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,21 @@ MAX_VALUES = 100_000
 """A YAML file of a few lines can stand for any number of values."""
 MAX_DEPTH = 64
 
+MAX_DIGITS = 300
+
 KeyPath = tuple[str | int, ...]
+
+
+class WrittenInt(int):
+    """A number that remembers how it was written, for where it stands for text."""
+
+    written: str
+
+
+class WrittenFloat(float):
+    """As `WrittenInt`: 1.10 is a version, and 1e-4 an argument."""
+
+    written: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +101,10 @@ def parse_yaml(text: str, name: str) -> list[Document]:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
+    yaml = YAML(typ="rt")
+    yaml.Constructor = _constructor()
     try:
-        loaded = [each for each in YAML(typ="rt").load_all(text) if each is not None]
+        loaded = [each for each in yaml.load_all(text) if each is not None]
         return [_plain(each, name) for each in loaded]
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -112,11 +129,58 @@ def parse_toml(text: str, name: str) -> Document:
         ConfigError: It is none.
     """
     try:
-        return Document(value=tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name}: {error}; expected TOML.") from None
+        return _plain(tomllib.loads(text, parse_float=_written_float), name)
     except RecursionError:
         raise _too_deep(name) from None
+    except ConfigError:
+        raise
+    except ValueError as error:  # of TOML's, or a number of too many digits
+        raise ConfigError(f"{name}: {error}; expected TOML.") from None
+
+
+def check_text(text: str, where: str) -> str:
+    """`text`, if files, programs and screens can take it.
+
+    Raises:
+        ConfigError: It has NUL characters, or halves of characters.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where}: {shown(text)} is not text in UTF-8.") from None
+    if "\0" in text:
+        raise ConfigError(f"{where}: {shown(text)} has a NUL character, which no program takes.")
+    return text
+
+
+@functools.cache
+def _constructor() -> type:
+    """Of ruamel's, with numbers that remember how they were written."""
+    from ruamel.yaml.constructor import RoundTripConstructor
+    from ruamel.yaml.error import MarkedYAMLError
+
+    class Constructor(RoundTripConstructor):
+        pass
+
+    def number(constructor: Any, node: Any) -> Any:
+        if len(node.value) > MAX_DIGITS:
+            problem = f"the number {shown(node.value, 30)} has more than {MAX_DIGITS} digits"
+            raise MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        is_int = node.tag.endswith(":int")
+        construct = constructor.construct_yaml_int if is_int else constructor.construct_yaml_float
+        made = (WrittenInt if is_int else WrittenFloat)(construct(node))
+        made.written = node.value
+        return made
+
+    for kind in ("int", "float"):
+        Constructor.add_constructor(f"tag:yaml.org,2002:{kind}", number)
+    return Constructor
+
+
+def _written_float(text: str) -> WrittenFloat:
+    made = WrittenFloat(text)
+    made.written = text
+    return made
 
 
 def _plain(loaded: Any, name: str) -> Document:
@@ -136,7 +200,7 @@ def _plain(loaded: Any, name: str) -> Document:
             for key, item in value.items():
                 if isinstance(key, bool) or not isinstance(key, (str, int)):
                     raise ConfigError(f"{name}: the key {shown(key)} is not text; quote it.")
-                place = (*path, str(key))
+                place = (*path, check_text(str(key), name))
                 if (at := getattr(value, "lc", None)) is not None and key in (at.data or {}):
                     lines[place] = at.data[key][0] + 1
                 found[str(key)] = walk(item, place)
@@ -147,14 +211,15 @@ def _plain(loaded: Any, name: str) -> Document:
                 if at is not None and index in (at.data or {}):
                     lines[(*path, index)] = at.data[index][0] + 1
             return [walk(item, (*path, index)) for index, item in enumerate(value)]
-        return _scalar(value)
+        scalar = _scalar(value)
+        return check_text(scalar, name) if isinstance(scalar, str) else scalar
 
     return Document(value=walk(loaded, ()), lines=lines)
 
 
 def _scalar(value: Any) -> Any:
     """Without what the parser adds to text and numbers to write them as they were."""
-    if value is None or isinstance(value, bool):
+    if value is None or isinstance(value, (bool, WrittenInt, WrittenFloat)):
         return value
     for kind in (str, int, float):
         if isinstance(value, kind):

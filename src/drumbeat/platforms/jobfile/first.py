@@ -8,6 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from drumbeat.errors import ConfigError
+from drumbeat.platforms.jobfile import problems
+from drumbeat.platforms.jobfile.documents import check_text, parse_yaml
 from drumbeat.platforms.jobfile.model import Job
 
 SCHEMA_FILE = "drumbeat.schema.json"
@@ -43,6 +45,12 @@ def write(script: str, folder: Path, *, image: str | None, workers: int, force: 
         ConfigError: There is no such script, there is a job file already, or none can be
             written.
     """
+    check_text(script, "SCRIPT")
+    if Path(script).is_absolute() or ".." in Path(script).parts or script.startswith("-"):
+        raise ConfigError(
+            f"{script} is not within {folder}; expected a script's path from there, which is the "
+            "one in the image, too."
+        )
     if not (folder / script).is_file():
         raise ConfigError(f"{script} does not exist in {folder}; expected a Python script.")
     path = folder / "drumbeat.yaml"
@@ -52,16 +60,23 @@ def write(script: str, folder: Path, *, image: str | None, workers: int, force: 
     text = _TEMPLATE.format(
         schema=SCHEMA_FILE,
         name=name,
-        script=json.dumps(script) if re.search(r"[^\w./-]", script) else script,
-        image=image or f"{name}:1",
+        script=_quoted(script),
+        image=_quoted(check_text(image, "--image")) if image is not None else f"{name}:1",
         workers=workers,
     )
+    problems.check(Job, parse_yaml(text, path.name)[0], path.name)
     try:
         path.write_text(text)
         (folder / SCHEMA_FILE).write_text(schema_text())
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror or error}.") from None
     return path
+
+
+def _quoted(text: str) -> str:
+    """As YAML reads it as text."""
+    is_plain = re.fullmatch(r"[A-Za-z_][\w./-]*[./:@][\w./:@-]*\w", text, re.ASCII)
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
 def name_of(script: str) -> str:

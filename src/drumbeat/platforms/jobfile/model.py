@@ -43,6 +43,13 @@ def _check_path(value: str) -> str:
     return value
 
 
+def _check_program(value: str) -> str:
+    if value.startswith("-"):
+        raise ValueError("expected a name that does not begin with -, like an option")
+    return value
+
+
+Program = Annotated[str, AfterValidator(_check_program)]
 Variable = Annotated[str, AfterValidator(_check_variable)]
 Path = Annotated[str, AfterValidator(_check_path)]
 
@@ -129,8 +136,8 @@ class Job(Section):
     """
 
     name: Name
-    script: str | None = Field(default=None, description="The script, in the image's folder.")
-    module: str | None = Field(default=None, description="Or a module: package.train.")
+    script: Program | None = Field(default=None, description="The script, in the image's folder.")
+    module: Program | None = Field(default=None, description="Or a module: package.train.")
     args: list[Text] = Field(
         default=[], description="The script's own; {data}, {output} and {name} stand for these."
     )
@@ -182,6 +189,9 @@ class Job(Section):
     def _fits_together(self) -> Job:
         if (self.script is None) == (self.module is None):
             raise ValueError("expected either script: (a file) or module: (a module's name)")
+        for name, value in (("data", self.data), ("output", self.output)):
+            if value is None and any(f"{{{name}}}" in word for word in self.args):
+                raise ValueError(f"args has {{{name}}}, but there is no {name}: in the job file")
         if self.workers % self.devices.count:
             raise ValueError(
                 f"workers is {self.workers}, and each node has {self.devices.count} devices with a "

@@ -14,6 +14,21 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms.jobfile.documents import Document
 
 _MAX_SHOWN = 8
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list, such as [a, b]",
+    "dict_type": "keys and values, such as {a: b}",
+    "model_type": "keys and values, such as {a: b}",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+}
+"""What was expected, by pydantic's kind of error."""
 
 
 def check(model: type[BaseModel], document: Document, name: str) -> Any:
@@ -59,16 +74,28 @@ def _text(model: type[BaseModel], problem: Any, document: Document, name: str) -
         return unknown(
             str(path[-1]), _fields(model, path[:-1]), where + (f"in {inner}: " if inner else "")
         )
-    dotted = ".".join(map(str, path))
+    dotted = ".".join(map(str, path)).removesuffix(".[key]")
     if problem["type"] == "missing":
         return f"{where}{dotted} is missing."
-    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if problem["input"] is None:
+        hint = "" if isinstance(path[-1], int) else " Leave the key out where there is none."
+        return f"{where}{dotted} is empty; expected {_expected(problem)}.{hint}"
+    message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         said = message if message.endswith(".") else f"{message}."
         if isinstance(problem["input"], (dict, BaseModel)):
             return f"{where}{dotted}: {said}" if dotted else f"{where}{said}"
+        if said.startswith((f"{path[-1]} is ", f"{path[-1]} are ")):
+            return f"{where}{dotted.removesuffix(str(path[-1]))}{said}"
         return f"{where}{dotted} is {shown(problem['input'])}; {said}"
-    return f"{where}{dotted} is {shown(problem['input'])}; expected {message}."
+    return f"{where}{dotted} is {shown(problem['input'])}; expected {_expected(problem)}."
+
+
+def _expected(problem: Any) -> str:
+    if (text := _EXPECTED.get(problem["type"])) is not None:
+        return text.format_map(problem.get("ctx", {})) if "such as" not in text else text
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return message.removeprefix("expected ")
 
 
 def _fields(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:

@@ -10,7 +10,13 @@ from typing import Any
 from drumbeat.cluster.wording import shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.jobfile import problems
-from drumbeat.platforms.jobfile.documents import Document, parse_toml, parse_yaml, read_text
+from drumbeat.platforms.jobfile.documents import (
+    Document,
+    check_text,
+    parse_toml,
+    parse_yaml,
+    read_text,
+)
 from drumbeat.platforms.jobfile.model import Job
 
 NAMES = ("drumbeat.yaml", "drumbeat.yml")
@@ -77,13 +83,14 @@ def _changed(value: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]
         path, equals, text = change.partition("=")
         if not equals or not path.strip():
             raise ConfigError(f"--set is {shown(change)}; expected KEY=VALUE, such as workers=4.")
+        check_text(path, "--set")
         keys = [key.strip().replace("-", "_") for key in path.split(".")]
         here: Any = changed
         for key in keys[:-1]:
             here = here.setdefault(key, {})
             if not isinstance(here, dict):
                 raise ConfigError(f"--set is {shown(change)}, but {key} holds no other keys.")
-        here[keys[-1]] = _value(text)
+        here[keys[-1]] = _value(check_text(text, "--set"))
     return changed
 
 

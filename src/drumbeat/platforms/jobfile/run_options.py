@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from drumbeat.cluster import strategy_names
+from drumbeat.cluster.averaging import Averaging
+from drumbeat.cluster.compression import Compress
+from drumbeat.cluster.identity import parse_shares
 from drumbeat.platforms.jobfile.amounts import Seconds, plain_number
 from drumbeat.platforms.jobfile.sections import Section, Text
 
 Count = Annotated[int, Field(ge=0)]
+
+
+def _check_compress(value: str) -> str:
+    Compress.parse(value)
+    return value
+
+
+def _check_shares(value: str) -> str:
+    parse_shares(value)
+    return value
+
 
 
 class RunOptions(Section):
@@ -20,9 +34,9 @@ class RunOptions(Section):
     backend: Literal["tensorflow", "jax"] | None = None
     exact: bool = False
     exact_shards: Count | None = None
-    shares: Text | None = None
+    shares: Annotated[Text, AfterValidator(_check_shares)] | None = None
     seed: Count | None = None
-    compress: Text | None = None
+    compress: Annotated[Text, AfterValidator(_check_compress)] | None = None
     sync_every: Count | None = None
     outer: Text | None = None
     jit: Literal["auto", "on", "off"] | None = None
@@ -37,6 +51,11 @@ class RunOptions(Section):
     backup_every: Seconds | None = None
     grace: Seconds | None = None
     run_dir: str | None = None
+
+    @model_validator(mode="after")
+    def _averages(self) -> RunOptions:
+        Averaging.of(self.sync_every, self.outer)
+        return self
 
     def words(self) -> list[str]:
         """The options that are set, as they are typed, in the order of the fields."""

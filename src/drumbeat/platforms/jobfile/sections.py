@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     WithJsonSchema,
+    field_validator,
 )
 
 from drumbeat.platforms.jobfile.amounts import Memory, Seconds
@@ -20,14 +21,24 @@ from drumbeat.platforms.jobfile.amounts import Memory, Seconds
 class Section(BaseModel):
     """Refuses keys that it does not know."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Strict: true is no number, and "4" none either; editors' JSON schema says the same.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @field_validator("*")
+    @classmethod
+    def _says_something(cls, value: Any) -> Any:
+        if isinstance(value, str) and not value.strip():
+            raise ValueError("expected text; leave the key out where there is none")
+        return value
 
 
 def _to_text(value: object) -> object:
     """Numbers as YAML reads them are words to a program; true and null are not so clear."""
     if isinstance(value, bool) or value is None:
-        raise ValueError(f'expected text; write "{str(value).lower()}" in quotes if it is meant')
-    return str(value) if isinstance(value, (int, float)) else value
+        word = "null" if value is None else str(value).lower()
+        raise ValueError(f'expected text; write "{word}" in quotes if it is meant')
+    written = getattr(value, "written", None)
+    return written or (str(value) if isinstance(value, (int, float)) else value)
 
 
 Text = Annotated[str, BeforeValidator(_to_text, json_schema_input_type=str | float)]
