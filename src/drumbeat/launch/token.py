@@ -48,7 +48,7 @@ def _read_token(name: str) -> str:
         folder, slash, file = name.rpartition("/")
         try:
             answers.put(open_folder(folder or slash or ".").read(file))
-        except (OSError, ConfigError) as error:
+        except (OSError, ValueError) as error:  # a ConfigError is one, too
             answers.put(error)
 
     # Drivers of object stores have deadlines of their own, of many minutes.

@@ -81,6 +81,4 @@ def _options(job: Job, ps: int) -> list[str]:
 def _filled(job: Job, word: str) -> str:
     """`word` with what {data}, {output} and {name} stand for."""
     stand_for = {"data": job.data, "output": job.output, "name": job.name}
-    return re.sub(
-        r"\{(data|output|name)\}", lambda found: stand_for[found[1]] or found[0], word
-    )
+    return re.sub(r"\{(data|output|name)\}", lambda found: stand_for[found[1]] or found[0], word)

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+# Words and numbers of YAML 1.1, as kubectl and Compose read it, that are text in 1.2.
+_OLD = re.compile(
+    r"(?i:y|n|yes|no|on|off|true|false|null)|=|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?"
+)
+# Breaks lines, or can't be seen: such text is written with escapes.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 @dataclass(frozen=True)
@@ -56,15 +64,21 @@ def plain(value: Any) -> Any:
     return value
 
 
+def reads_otherwise(text: str) -> bool:
+    """Whether some reader of YAML takes `text` for a number or a boolean where it isn't quoted."""
+    return _OLD.fullmatch(text) is not None
+
+
 def _commented(value: Any) -> Any:
     from ruamel.yaml.comments import CommentedMap, CommentedSeq
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString, SingleQuotedScalarString
 
     if isinstance(value, Chosen):
         return _commented(value.value)
     if isinstance(value, Mapping):
         made = CommentedMap()
         for key, item in value.items():
-            made[key] = _commented(item)
+            made[_commented(key)] = _commented(item)
             if isinstance(item, Chosen):
                 made.yaml_add_eol_comment(item.why, key=key, column=0)
         return made
@@ -75,4 +89,8 @@ def _commented(value: Any) -> Any:
             if isinstance(item, Chosen):
                 made_list.yaml_add_eol_comment(item.why, key=index, column=0)
         return made_list
+    if isinstance(value, str) and reads_otherwise(value):
+        return SingleQuotedScalarString(value)
+    if isinstance(value, str) and _UNSEEN.search(value):
+        return DoubleQuotedScalarString(value)
     return value

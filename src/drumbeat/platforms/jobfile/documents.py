@@ -21,7 +21,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
-MAX_SIZE_BYTES = 4 * 1024**2
+MAX_SIZE_BYTES = 1024**2
+"""Kubernetes keeps no larger objects, and a parser takes seconds for it."""
 MAX_VALUES = 100_000
 """A YAML file of a few lines can stand for any number of values."""
 MAX_DEPTH = 64

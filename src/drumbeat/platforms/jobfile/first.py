@@ -11,6 +11,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms.jobfile import problems
 from drumbeat.platforms.jobfile.documents import check_text, parse_yaml
 from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.yaml_text import reads_otherwise
 
 SCHEMA_FILE = "drumbeat.schema.json"
 _TEMPLATE = """\
@@ -28,7 +29,7 @@ devices: {{type: cpu, count: 1}}  # of each node; gpu: each has a worker
 # resources: {{cpu: 4, memory: 8Gi, shm: 2Gi}}
 
 # data: gs://bucket/digits  # DRUMBEAT_DATA in the script
-# output: gs://bucket/runs/{name}  # DRUMBEAT_OUTPUT in the script; backups go there, too
+# output: gs://bucket/runs/digits  # DRUMBEAT_OUTPUT in the script; backups go there, too
 # environment: {{TF_CPP_MIN_LOG_LEVEL: "1"}}
 # secrets:
 #   - {{name: gcp-key, key: sa.json, path: /secrets/gcp, env: GOOGLE_APPLICATION_CREDENTIALS}}
@@ -59,7 +60,7 @@ def write(script: str, folder: Path, *, image: str | None, workers: int, force: 
     name = name_of(script)
     text = _TEMPLATE.format(
         schema=SCHEMA_FILE,
-        name=name,
+        name=json.dumps(name) if reads_otherwise(name) else name,
         script=_quoted(script),
         image=_quoted(check_text(image, "--image")) if image is not None else f"{name}:1",
         workers=workers,

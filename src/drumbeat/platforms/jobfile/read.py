@@ -100,4 +100,6 @@ def _value(text: str) -> Any:
         documents = parse_yaml(text, "--set")
     except ConfigError:
         return text
+    if not documents and text.strip() in ("null", "~"):
+        return None
     return documents[0].value if len(documents) == 1 else text

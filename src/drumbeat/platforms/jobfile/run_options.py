@@ -26,7 +26,6 @@ def _check_shares(value: str) -> str:
     return value
 
 
-
 class RunOptions(Section):
     """Each as `drumbeat run --help` explains it, with _ for -."""
 

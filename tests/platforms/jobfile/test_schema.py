@@ -1,0 +1,171 @@
+"""The schema that editors get says what the model says; `init` writes what both take."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import BaseModel
+
+from drumbeat.errors import ConfigError
+from drumbeat.platforms.jobfile import first, read
+from drumbeat.platforms.jobfile.documents import parse_yaml
+from drumbeat.platforms.jobfile.model import Job
+
+VALIDATOR = jsonschema.Draft202012Validator(first.schema())
+FULL: dict[str, Any] = {
+    "name": "digits",
+    "script": "train.py",
+    "args": ["--lr", 0.1, "--epochs", 3, "{data}"],
+    "image": "img:1",
+    "workers": 4,
+    "min_workers": 2,
+    "devices": {"type": "gpu", "count": 2, "accelerator": "a100"},
+    "resources": {"cpu": 1.5, "memory": "8Gi", "shm": 2**30},
+    "environment": {"A": "x", "B": 1},
+    "mounts": [{"name": "data", "path": "/data", "read_only": True}],
+    "secrets": [{"name": "key", "path": "/s", "env": "KEY"}],
+    "data": "/data",
+    "timeouts": {"total": "24h", "start": 60, "collective": 0.5},
+    "run": {"compress": "int8", "seed": 1, "hang_timeout": 0},
+    "kubernetes": {"labels": {"a": 1}, "tolerations": [{"key": "x"}], "keep": "1h"},
+    "vertex": {"boot_disk": "100Gi", "spot": True},
+}
+
+
+def sections(model: type[BaseModel], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The paths of all mappings with keys of their own."""
+    found = [path]
+    for name, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found += sections(inner, (*path, name))
+    return found
+
+
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(first.schema())
+
+
+def test_the_schema_takes_what_the_model_takes():
+    assert Job.model_validate(FULL).nodes == 2
+    assert list(VALIDATOR.iter_errors(FULL)) == []
+
+
+@pytest.mark.parametrize("path", sections(Job), ids=".".join)
+def test_both_refuse_unknown_keys_everywhere(path):
+    broken = json.loads(json.dumps(FULL))
+    here = broken
+    for step in path:
+        here = here.setdefault(step, {})
+    here["no_such_key"] = 1
+    assert [error.validator for error in VALIDATOR.iter_errors(broken)] == ["additionalProperties"]
+    with pytest.raises(ValueError, match="no_such_key"):
+        Job.model_validate(broken)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("workers", "4"),
+        ("workers", True),
+        ("workers", 0),
+        ("workers", 2.5),
+        ("workers", None),
+        ("evaluator", "no"),
+        ("name", "Not-A-Name"),
+        ("args", "a"),
+        ("args", [True]),
+        ("devices", {"type": "tpu"}),
+        ("mounts", [{"name": "a"}]),
+        ("mounts", {"name": "a", "path": "/x"}),
+        ("environment", {"A": None}),
+        ("compose", None),
+        ("resources", {"memory": []}),
+    ],
+)
+def test_both_refuse_a_wrong_value(key, value):
+    broken = {**FULL, key: value}
+    assert not VALIDATOR.is_valid(broken)
+    with pytest.raises(ValueError, match=key):
+        Job.model_validate(broken)
+
+
+def test_every_key_of_the_model_is_in_the_schema_and_the_other_way_round():
+    assert set(first.schema()["properties"]) == set(Job.model_fields)
+
+
+class TestInit:
+    """`drumbeat init`."""
+
+    @pytest.mark.parametrize(
+        ("script", "name"),
+        [
+            ("train.py", "train"),
+            ("Train MNIST (2).py", "train-mnist-2"),
+            ("pkg/train_it.py", "train-it"),
+            ("01_train.py", "train"),
+            ("42.py", "train"),
+            ("entraînement.py", "entra-nement"),
+            ("\U0001f600.py", "train"),
+            ("true", "true"),
+            ("null", "null"),
+            ("12", "train"),
+            ('it\'s: "x" # y.py', "it-s-x-y"),
+            ("a" * 60 + ".py", "a" * 40),
+        ],
+    )
+    def test_a_first_file_is_valid(self, tmp_path, script, name):
+        (tmp_path / script).parent.mkdir(exist_ok=True)
+        (tmp_path / script).write_text("")
+        path = first.write(script, tmp_path, image=None, workers=3, force=False)
+        job = read.read(path)
+        assert (job.name, job.script, job.workers) == (name, script, 3)
+        assert job.image == f"{name}:1"
+        value = parse_yaml(path.read_text(), "x")[0].value
+        assert list(VALIDATOR.iter_errors(value)) == []
+        assert json.loads((tmp_path / first.SCHEMA_FILE).read_text()) == first.schema()
+        assert first.SCHEMA_FILE in path.read_text().splitlines()[0]
+
+    def test_what_is_commented_out_is_valid_too(self, tmp_path):
+        (tmp_path / "train.py").write_text("")
+        path = first.write("train.py", tmp_path, image="r.io:5000/a/b@sha256:12", workers=2,
+                           force=False)  # fmt: skip
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([lines[0], *(line.removeprefix("# ") for line in lines[3:])]))
+        job = read.read(path)
+        assert job.image == "r.io:5000/a/b@sha256:12"
+        assert job.timeouts.total == 86400
+        assert job.secrets[0].file == "/secrets/gcp/sa.json"
+
+    @pytest.mark.parametrize(
+        ("script", "more", "message"),
+        [
+            ("missing.py", {}, "missing.py does not exist in"),
+            ("../x.py", {}, "is not within"),
+            ("/etc/hosts", {}, "is not within"),
+            ("-x.py", {}, "is not within"),
+            ("\udcff.py", {}, "is not text in UTF-8"),
+            ("train.py", {"workers": 0}, "workers is 0; expected at least 1."),
+            ("train.py", {"image": " "}, "image is ' '; expected text"),
+            ("train.py", {"image": "a\udcff"}, "is not text in UTF-8"),
+        ],
+    )
+    def test_what_is_wrong_is_said_before_anything_is_written(
+        self, tmp_path, script, more, message
+    ):
+        (tmp_path / "train.py").write_text("")
+        with pytest.raises(ConfigError) as refused:
+            first.write(script, tmp_path, **{"image": None, "workers": 2, "force": False, **more})
+        assert message in str(refused.value)
+        assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+    def test_a_file_that_is_there_stays_but_for_force(self, tmp_path):
+        (tmp_path / "train.py").write_text("")
+        (tmp_path / "drumbeat.yaml").write_text("mine")
+        with pytest.raises(ConfigError, match="exists; --force writes it anew"):
+            first.write("train.py", tmp_path, image=None, workers=2, force=False)
+        assert (tmp_path / "drumbeat.yaml").read_text() == "mine"
+        assert read.read(first.write("train.py", tmp_path, image=None, workers=2, force=True))
