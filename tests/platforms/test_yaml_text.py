@@ -44,6 +44,12 @@ def test_what_was_chosen_has_its_reason_behind_it():
     assert plain(documents) == [{"a": 3, "b": {"c": [1, "x"]}}]
 
 
+def test_numbers_of_a_job_file_are_numbers():
+    value = parse_yaml("a: [1, 1.50, 0x1F, true, 7_000]", "x")[0].value
+    assert dump([value]) == "a:\n  - 1\n  - 1.5\n  - 31\n  - true\n  - 7000\n"
+    assert [type(each) for each in plain(value)["a"]] == [int, float, int, bool, int]
+
+
 def test_documents_are_several():
     written = dump([{"a": 1}, {"b": 2}])
     assert [each.value for each in parse_yaml(written, "x")] == [{"a": 1}, {"b": 2}]

@@ -61,7 +61,7 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
-    return value
+    return _number(value)
 
 
 def reads_otherwise(text: str) -> bool:
@@ -93,4 +93,11 @@ def _commented(value: Any) -> Any:
         return SingleQuotedScalarString(value)
     if isinstance(value, str) and _UNSEEN.search(value):
         return DoubleQuotedScalarString(value)
-    return value
+    return _number(value)
+
+
+def _number(value: Any) -> Any:
+    """Without what a job file's numbers remember of how they were written."""
+    if isinstance(value, bool):
+        return value
+    return next((kind(value) for kind in (int, float) if isinstance(value, kind)), value)
