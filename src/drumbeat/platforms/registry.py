@@ -17,8 +17,13 @@ def _jobset() -> Platform:
     return import_module("drumbeat.platforms.jobset").PLATFORM
 
 
+def _vertex() -> Platform:
+    return import_module("drumbeat.platforms.vertex").PLATFORM
+
+
 PLATFORMS: dict[str, Callable[[], Platform]] = {
     "jobset": _jobset,
+    "vertex": _vertex,
 }
 
 

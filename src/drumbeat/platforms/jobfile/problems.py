@@ -59,10 +59,16 @@ def check(model: type[BaseModel], document: Document, name: str) -> Any:
 
 def unknown(key: str, known: Iterable[str], where: str = "") -> str:
     """Says that `key` is none of those that are known, and which was probably meant."""
-    names = list(known)
-    close = difflib.get_close_matches(key.lower().replace("-", "_"), names, n=1, cutoff=0.6)
-    hint = f"; did you mean {close[0]}?" if close else f"; expected one of {listed(names, 40)}."
-    return f"{where}{shown(key)} is unknown{hint}"
+    return f"{where}{shown(key)} is unknown; {meant(key, known)}"
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Which of the known words `word` probably stands for, whatever its case; or all of them."""
+    names = {name.lower().replace("-", "_"): name for name in known}
+    close = difflib.get_close_matches(word.lower().replace("-", "_"), names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {names[close[0]]}?"
+    return f"expected one of {listed(names.values(), 40)}."
 
 
 def _text(model: type[BaseModel], problem: Any, document: Document, name: str) -> str:

@@ -128,7 +128,12 @@ class Vertex(Section):
     )
     spot: bool = False
     boot_disk: Memory = 100 * 1024**3
-    tensorboard: str | None = None
+    ps_machine_type: str | None = Field(
+        default=None, description="Of parameter servers; by default machine_type."
+    )
+    tensorboard: str | None = Field(
+        default=None, description="projects/PROJECT/locations/REGION/tensorboards/ID."
+    )
     labels: dict[str, Text] = {}
 
 
