@@ -36,12 +36,13 @@ def render(job: Job) -> Rendered:
     notes = _check(job)
     spec = _spec(job)
     document = Document(value=plain(spec))
-    wrong = vertex_rules.errors(vertex_spec.read(document, FILE), is_whole=False)
+    custom_job = vertex_spec.read(document, FILE)
+    wrong = vertex_rules.errors(custom_job, is_whole=False)
     wrong += vertex_rules.label_problems(job.vertex.labels)
     if wrong:
         raise ConfigError("\n".join(wrong))
     text = dump([spec], [create_command(job.name, job.vertex.region, labels=job.vertex.labels)])
-    return Rendered(files={FILE: text}, notes=tuple(notes))
+    return Rendered(files={FILE: text}, notes=(*notes, *vertex_rules.advice(custom_job)))
 
 
 def create_command(

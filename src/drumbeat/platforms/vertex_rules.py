@@ -89,6 +89,8 @@ def advice(job: CustomJob) -> list[str]:
         machine = pool.machineSpec or MachineSpec()
         if problem := pair_problem(machine.machineType, machine.acceleratorType):
             found.append(f"{where}.machineSpec: {problem}")
+        if problem := _registry_problem(pool):
+            found.append(f"{where}.containerSpec: {problem}")
         names = {each.name for each in pool.task.env} if pool.task else set()
         for name in sorted(names & {"TF_CONFIG", "CLUSTER_SPEC"}):
             found.append(f"{where} sets {name}, which Vertex AI sets, for each replica another.")
@@ -108,6 +110,18 @@ def pair_problem(machine_type: str | None, accelerator: str | None) -> str | Non
     if machine_type is None or family is None or machine_type.startswith(family):
         return None
     return f"{machine_type} can't have {accelerator}; expected a machine type {family}…"
+
+
+def _registry_problem(pool: WorkerPoolSpec) -> str | None:
+    image = pool.containerSpec.imageUri if pool.containerSpec else None
+    host, slash, _ = (image or "").partition("/")
+    is_other = bool(slash) and "." in host  # a name without a host is Docker Hub's
+    if not is_other or host.endswith(("pkg.dev", "gcr.io", "docker.io")):
+        return None
+    return (
+        f"the image is in {host}; Vertex AI pulls from Artifact Registry and Docker Hub, so copy "
+        "it there."
+    )
 
 
 def _of_job(job: CustomJob) -> Iterator[str]:

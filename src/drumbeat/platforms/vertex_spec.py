@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from drumbeat.platforms.jobfile import problems
 from drumbeat.platforms.jobfile.documents import Document, KeyPath
-from drumbeat.platforms.jobfile.sections import Section
 from drumbeat.platforms.platform import Manifest
 
 ACCELERATORS = (
@@ -72,7 +71,13 @@ Duration = Annotated[str, AfterValidator(_check_duration)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class ReservationAffinity(Section):
+class Message(BaseModel):
+    """A message of Google's JSON, where int64 are text or numbers; refuses unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ReservationAffinity(Message):
     """Which reservation the machines come from."""
 
     reservationAffinityType: Literal[
@@ -82,7 +87,7 @@ class ReservationAffinity(Section):
     values: list[str] = []
 
 
-class MachineSpec(Section):
+class MachineSpec(Message):
     """A pool's machines."""
 
     machineType: str | None = None
@@ -93,14 +98,14 @@ class MachineSpec(Section):
     reservationAffinity: ReservationAffinity | None = None
 
 
-class DiskSpec(Section):
+class DiskSpec(Message):
     """The boot disk of each."""
 
     bootDiskType: str | None = None
     bootDiskSizeGb: Count | None = None
 
 
-class NfsMount(Section):
+class NfsMount(Message):
     """A folder of a file server, which replicas find under /mnt/nfs/."""
 
     server: str
@@ -108,7 +113,7 @@ class NfsMount(Section):
     mountPoint: str
 
 
-class LustreMount(Section):
+class LustreMount(Message):
     """A Lustre file system, which replicas find under /mnt/lustre/."""
 
     instanceIp: str
@@ -117,14 +122,14 @@ class LustreMount(Section):
     mountPoint: str
 
 
-class EnvVar(Section):
+class EnvVar(Message):
     """A variable."""
 
     name: str
     value: str = ""
 
 
-class ContainerSpec(Section):
+class ContainerSpec(Message):
     """An image of one's own."""
 
     imageUri: str | None = None
@@ -133,7 +138,7 @@ class ContainerSpec(Section):
     env: list[EnvVar] = []
 
 
-class PythonPackageSpec(Section):
+class PythonPackageSpec(Message):
     """A Python package that one of Google's images installs and runs."""
 
     executorImageUri: str | None = None
@@ -143,7 +148,7 @@ class PythonPackageSpec(Section):
     env: list[EnvVar] = []
 
 
-class WorkerPoolSpec(Section):
+class WorkerPoolSpec(Message):
     """Replicas that are alike; an empty one stands for a pool that is left out."""
 
     machineSpec: MachineSpec | None = None
@@ -165,7 +170,7 @@ class WorkerPoolSpec(Section):
         return not self.model_fields_set
 
 
-class Scheduling(Section):
+class Scheduling(Message):
     """When, for how long, and on which kind of machines."""
 
     timeout: Duration | None = None
@@ -175,13 +180,13 @@ class Scheduling(Section):
     maxWaitDuration: Duration | None = None
 
 
-class GcsDestination(Section):
+class GcsDestination(Message):
     """A folder of Cloud Storage."""
 
     outputUriPrefix: str
 
 
-class DnsPeeringConfig(Section):
+class DnsPeeringConfig(Message):
     """A zone whose names the replicas may resolve."""
 
     domain: str
@@ -189,14 +194,14 @@ class DnsPeeringConfig(Section):
     targetNetwork: str
 
 
-class PscInterfaceConfig(Section):
+class PscInterfaceConfig(Message):
     """Private Service Connect."""
 
     networkAttachment: str | None = None
     dnsPeeringConfigs: list[DnsPeeringConfig] = []
 
 
-class CustomJobSpec(Section):
+class CustomJobSpec(Message):
     """What `gcloud ai custom-jobs create --config` reads."""
 
     workerPoolSpecs: list[WorkerPoolSpec] = []
@@ -216,13 +221,13 @@ class CustomJobSpec(Section):
     models: list[str] = []
 
 
-class EncryptionSpec(Section):
+class EncryptionSpec(Message):
     """A key of one's own."""
 
     kmsKeyName: str
 
 
-class CustomJob(Section):
+class CustomJob(Message):
     """What the service's API reads, without what only the service writes."""
 
     displayName: str | None = None

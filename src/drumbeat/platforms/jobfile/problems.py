@@ -88,7 +88,7 @@ def _text(model: type[BaseModel], problem: Any, document: Document, name: str) -
         return f"{where}{dotted} is empty; expected {_expected(problem)}.{hint}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
-        said = message if message.endswith(".") else f"{message}."
+        said = message if message.endswith((".", "?")) else f"{message}."
         if isinstance(problem["input"], (dict, BaseModel)):
             return f"{where}{dotted}: {said}" if dotted else f"{where}{said}"
         if said.startswith((f"{path[-1]} is ", f"{path[-1]} are ")):
