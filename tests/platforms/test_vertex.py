@@ -224,6 +224,7 @@ def test_enums_are_those_of_the_discovery_document():
     assert len(_models()) >= 16
 
 
+IMAGE = {"imageUri": "gcr.io/i"}
 POOL = {
     "machineSpec": {"machineType": "n1-standard-8"},
     "replicaCount": 1,
