@@ -91,7 +91,7 @@ def render(
     if platform is None:
         print("\n".join(f"{name:12} {registry.get(name).title}" for name in registry.PLATFORMS))
         return
-    rendered = _rendered(registry.get(platform), file, _all_changes(changes, workers, image))
+    rendered = rendered_for(registry.get(platform), file, all_changes(changes, workers, image))
     if output is not None:
         _write(rendered, Path(output))
     else:
@@ -114,7 +114,7 @@ def submit(
     from drumbeat.platforms import registry, submitted
 
     chosen = registry.get(platform)
-    job = _job(file, _all_changes(changes, workers, image))
+    job = _job(file, all_changes(changes, workers, image))
     client = _client(chosen, job)
     assert chosen.render is not None, "a platform with a client renders"  # noqa: S101
     rendered = chosen.render(job)
@@ -161,7 +161,8 @@ def stop(platform: PlatformName, job: JobId = None, file: File = None) -> None:
     print(f"Stopped {job_id}.")
 
 
-def _all_changes(changes: list[str] | None, workers: int | None, image: str | None) -> list[str]:
+def all_changes(changes: list[str] | None, workers: int | None, image: str | None) -> list[str]:
+    """What the options of a command change in the job file, as KEY=VALUE."""
     found = list(changes or ())
     found += [f"workers={workers}"] if workers is not None else []
     return found + ([f"image={image}"] if image is not None else [])
@@ -193,7 +194,12 @@ def _submitted(platform: str, job_id: str | None, file: str | None) -> tuple[Cli
     return client, job_id or submitted.last(_folder(file), platform)
 
 
-def _rendered(platform: Platform, file: str | None, changes: list[str]) -> Rendered:
+def rendered_for(platform: Platform, file: str | None, changes: list[str]) -> Rendered:
+    """The job of a job file as the platform reads it.
+
+    Raises:
+        ConfigError: The job file can't be used, or not for this platform.
+    """
     from drumbeat.platforms import registry
 
     if platform.convert is not None:

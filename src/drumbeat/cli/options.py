@@ -13,6 +13,7 @@ from drumbeat.cli.check import check
 from drumbeat.cli.hook import install_hook, remove_hook
 from drumbeat.cli.jobs import init, logs, render, status, stop, submit
 from drumbeat.cli.port import port
+from drumbeat.cli.rehearse import rehearse
 from drumbeat.cli.tune import tune
 from drumbeat.cli.whoami import whoami
 from drumbeat.cluster import strategy_names
@@ -447,5 +448,6 @@ app.command("remove-hook")(remove_hook)
 app.command(no_args_is_help=True)(port)
 app.command(no_args_is_help=True)(init)
 app.command()(render)
+app.command(no_args_is_help=True)(rehearse)
 for command in (submit, status, logs, stop):
     app.command(no_args_is_help=True)(command)

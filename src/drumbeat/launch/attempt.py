@@ -231,7 +231,7 @@ class Attempt:
     @property
     def furthest(self) -> int:
         """Finished training steps of the job, as far as a worker of this node has come."""
-        return max((page.read().step for page in self._pages.values()), default=0)
+        return max((page.made for page in self._pages.values()), default=0)
 
     @property
     def step_times(self) -> list[tuple[str, StepTimes]]:

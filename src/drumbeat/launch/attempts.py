@@ -367,10 +367,18 @@ class Attempts:
         self._grace_s = FAILURE_GRACE_S
         restarts = sum(ended.kind is not Kind.REGROUPED for ended in history)
         after = f", after {times(restarts, 'restart')}" if restarts else ""
-        lines = [f"Finished in {seconds:.1f} s{after}. Logs are in {self._run_dir}"]
+        steps = self.current.furthest if self.current is not None else 0
+        how = f"Ended after {steps} steps, as a rehearsal is," if self._settings.rehearsing else ""
+        lines = [f"{how or 'Finished'} in {seconds:.1f} s{after}. Logs are in {self._run_dir}"]
         if self.current is not None and (where := time_use(self.current.step_times)):
             lines.append(where)
-        return Outcome(code=0, summary="\n".join(lines), history=history)
+        return Outcome(
+            code=0,
+            summary="\n".join(lines),
+            history=history,
+            workers=self._world_size,
+            steps=steps,
+        )
 
     def _failed(self, cause: Failure, why: str = "") -> Outcome:
         if cause.policy_kind is Kind.PREEMPTED:

@@ -10,7 +10,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from drumbeat.cluster.rehearsing import Report
 from drumbeat.errors import ConfigError
+from drumbeat.launch.outcome import Outcome
 from drumbeat.launch.settings import RunSettings
 from drumbeat.state.small_files import check_writable, write_json
 from drumbeat.state.step_times import WORKER_FILES, read_file
@@ -93,6 +95,20 @@ def describe_run(
 def job_file(run_dir: Path, node_rank: int) -> Path:
     """`job.json`; other nodes write one of their own beside it, if they share the folder."""
     return run_dir / ("job.json" if node_rank == 0 else f"job-node-{node_rank}.json")
+
+
+def write_report(path: Path, settings: RunSettings, outcome: Outcome) -> None:
+    """Tells a rehearsal how this node's part of it ended; nothing where that can't be written."""
+    report = Report(
+        node_rank=settings.node_rank,
+        nodes=settings.nodes,
+        workers=outcome.workers,
+        steps=outcome.steps,
+        task=str(settings.lone_task or ""),
+        code=outcome.code,
+    )
+    with contextlib.suppress(OSError):
+        path.write_bytes(report.to_bytes())
 
 
 def write_times(run_dir: Path, node_rank: int) -> None:

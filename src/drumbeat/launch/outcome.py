@@ -17,6 +17,8 @@ class Outcome:
         body: The traceback or whatever else explains it.
         summary: One line about a success.
         history: How the attempts before the last one ended.
+        workers: How many trained together, on all nodes; 0 where none did.
+        steps: That workers of this node have finished; 0 where they are not counted.
     """
 
     code: int
@@ -24,3 +26,5 @@ class Outcome:
     body: str = ""
     summary: str = ""
     history: tuple[Ended, ...] = ()
+    workers: int = 0
+    steps: int = 0

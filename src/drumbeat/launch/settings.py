@@ -17,6 +17,7 @@ from drumbeat.cluster.averaging import Averaging
 from drumbeat.cluster.compression import Compress
 from drumbeat.cluster.faults import Fault, check_places, check_servers, parse_all
 from drumbeat.cluster.identity import AUTO_SHARES, DEFAULT_BACKUP_EVERY_S, TENSORFLOW, parse_shares
+from drumbeat.cluster.rehearsing import Rehearsing
 from drumbeat.cluster.spec import ClusterSpec, Task
 from drumbeat.control.restart import DEFAULT_MAX_RESTARTS
 from drumbeat.errors import ConfigError
@@ -173,6 +174,7 @@ class RunSettings:
         job_id: Of a job that goes on from its backups, 16 hexadecimal digits; "" for a new
             one.
         onednn: TF_ENABLE_ONEDNN_OPTS that such a job had; "" for a new one.
+        rehearsing: The job is ended after a few steps; None outside of a rehearsal.
     """
 
     command: str
@@ -217,6 +219,7 @@ class RunSettings:
     notes: tuple[str, ...] = ()
     job_id: str = ""
     onednn: str = ""
+    rehearsing: Rehearsing | None = None
 
     @property
     def has_servers(self) -> bool:
@@ -273,6 +276,7 @@ def plan_run(
     check_backend(arguments)
     place = find_place(arguments, env)
     asked_workers, min_nodes = plan_sizes(arguments, place)
+    rehearsing = Rehearsing.from_env(env)
     shares = parse_shares(arguments.shares or "")
     compress = Compress.parse(arguments.compress)
     compress.check(exact=arguments.exact)
@@ -325,7 +329,7 @@ def plan_run(
         seed=EXACT_SEED if arguments.exact and arguments.seed is None else arguments.seed,
         start_timeout_s=arguments.start_timeout_s,
         collective_timeout_s=arguments.collective_timeout_s,
-        max_restarts=_max_restarts(arguments, place, layout, notes),
+        max_restarts=0 if rehearsing else _max_restarts(arguments, place, layout, notes),
         rejoin_timeout_s=arguments.rejoin_timeout_s,
         hang_timeout_s=arguments.hang_timeout_s,
         snapshot_every=arguments.snapshot_every,
@@ -337,6 +341,7 @@ def plan_run(
         platform_tasks=place.tasks,
         lone_task=place.lone_task,
         notes=tuple(notes),
+        rehearsing=rehearsing,
     )
 
 

@@ -137,6 +137,8 @@ def supervise(
     finally:
         exit_quietly()
         ended = datetime.now().astimezone().isoformat()
+        if settings.rehearsing is not None:
+            files.write_report(settings.rehearsing.report, settings, outcome)
         failures = [asdict(failure) for failure in outcome.history]
         record |= {"ended": ended, "exit_code": outcome.code, "failures": failures}
         _write(job_file, record)

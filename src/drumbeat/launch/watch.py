@@ -32,6 +32,7 @@ logger = logging.getLogger("drumbeat")
 CAUSE_WAIT_S = 0.7
 _LAST_OUTPUT_S = 0.3
 _EVALUATOR_POLL_S = 0.2
+_STEPS_POLL_S = 0.05
 # How long workers may go on after the chief where a platform has ps tasks that are not ours to
 # end: in synchronous training they end by themselves, as servers of a coordinator they never do.
 _LINGER_S = 5.0
@@ -76,6 +77,7 @@ class Watch:
         self._untold: list[Failure] = []
         self._on_moves = on_moves
         self._note = note
+        self._made_steps = False
         self._hangs = HangWatch(settings, parent, meeting, note, patience)
         self.fired = 0
         """Faults of `--inject` that other agents have told of before they struck."""
@@ -200,13 +202,43 @@ class Watch:
 
     async def _until_done(self, ends: Mapping[str, asyncio.Future[None]]) -> None:
         """Waits for the end of the job as long as nothing fails."""
-        await self._until_local_end(ends)
+        await self._until_local_end_or_steps(ends)
         if self._settings.nodes > 1 and not self._failures:
             try:
                 name = _END_FENCE.format(self._meeting.attempt)
                 await self._meeting.client.fence(name, {}, None)
             except RendezvousError as error:
                 self._record(self._meeting.broken(error))
+
+    async def _until_local_end_or_steps(self, ends: Mapping[str, asyncio.Future[None]]) -> None:
+        """Waits for the end here, or in a rehearsal until all workers of the node have trained."""
+        if self._settings.rehearsing is None:
+            await self._until_local_end(ends)
+            return
+        waits = [
+            asyncio.ensure_future(self._until_local_end(ends)),
+            asyncio.ensure_future(self._until_steps(self._settings.rehearsing.steps)),
+        ]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in done:
+                wait.result()
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _until_steps(self, steps: int) -> None:
+        # Servers of another node's coordinator count no steps, and wait for that one's.
+        while not (pages := self._trainers) or min(page.made for page in pages) < steps:
+            await asyncio.sleep(_STEPS_POLL_S)
+        # From now on the workers may be ended, here or on another node first.
+        self._made_steps = True
+
+    @property
+    def _trainers(self) -> list[ProgressPage]:
+        workers = self._workers.values()
+        return [worker.progress for worker in workers if worker.task.rank >= 0]
 
     async def _until_local_end(self, ends: Mapping[str, asyncio.Future[None]]) -> None:
         chief = ends.get("chief 0")
@@ -264,7 +296,7 @@ class Watch:
         try:
             while True:
                 code = await self._parent.end_of(worker.task.name)
-                if worker.task.name in self._hangs.killed:
+                if worker.task.name in self._hangs.killed or self._made_steps:
                     return
                 if code == 0 and not worker.task.is_server:
                     return

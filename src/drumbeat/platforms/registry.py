@@ -44,7 +44,15 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         ConfigError: It can't be read.
     """
-    text = read_text(path)
+    return parse_manifest(read_text(path), path)
+
+
+def parse_manifest(text: str, path: Path) -> Manifest:
+    """As `read_manifest`, of a text that is to be in the file `path`.
+
+    Raises:
+        ConfigError: It is no YAML, and no script.
+    """
     is_script = text.startswith("#!")
     documents = () if is_script else tuple(parse_yaml(text, path.name))
     return Manifest(path=path, text=text, documents=documents)

@@ -27,6 +27,7 @@ _WORKER_AT = 8
 _DETAIL_AT = 128
 _DETAIL_BYTES = 512
 _ACCEPTS_STOP_AT = 1024
+_UPDATES_AT = 1032
 # From 1280 to 1535: `drumbeat.state.waiting`.
 # The agent's part, away from the worker's.
 _REQUESTS_AT = 2048
@@ -169,6 +170,10 @@ class ProgressPage:
         """Says that this worker will act on `Request.STOP`: it keeps backups."""
         _COUNT.pack_into(self._page, _ACCEPTS_STOP_AT, 1)
 
+    def updated(self, count: int) -> None:
+        """Says how many updates an optimizer of this process has made, in whatever loop."""
+        _COUNT.pack_into(self._page, _UPDATES_AT, count)
+
     def requests(self) -> Request:
         """What the agent has asked for since the process began."""
         return Request(_COUNT.unpack_from(self._page, _REQUESTS_AT)[0])
@@ -192,6 +197,11 @@ class ProgressPage:
     def accepts_stop(self) -> bool:
         """Whether the worker will act on `Request.STOP`; others have to be killed."""
         return _COUNT.unpack_from(self._page, _ACCEPTS_STOP_AT)[0] == 1
+
+    @property
+    def made(self) -> int:
+        """Steps of the job, or updates of an optimizer where a rehearsal counts these."""
+        return max(self.read().step, _COUNT.unpack_from(self._page, _UPDATES_AT)[0])
 
     def read(self) -> Progress:
         """What the worker wrote last.

@@ -18,12 +18,13 @@ import tensorflow as tf
 
 from drumbeat.cluster.identity import Identity
 from drumbeat.cluster.recording import Recording
+from drumbeat.cluster.rehearsing import Rehearsing
 from drumbeat.data.pipelines import keep_alike, unlock_caches
 from drumbeat.state.backups import DEFAULT_KEEP
 from drumbeat.strategies import stand_in
 from drumbeat.strategies.determinism import same_bytes_everywhere
 from drumbeat.strategies.placement import make_logical_cpus
-from drumbeat.training import evaluating, journal, record
+from drumbeat.training import evaluating, journal, record, updates
 from drumbeat.training.integrate import integrate
 from drumbeat.training.keeping import Every
 from drumbeat.training.keras2 import choice as keras2
@@ -63,6 +64,9 @@ def _install(identity: Identity, env: Mapping[str, str]) -> None:
                 evaluating.install(identity, env)
         return
     evaluating.clear(identity)
+    own = journal.own()
+    if Rehearsing.from_env(env) is not None and own is not None and own.page is not None:
+        updates.install(own.page)
     if identity.devices_per_worker > 1:
         make_logical_cpus(identity.devices_per_worker)
     if identity.seed is not None:

@@ -1,0 +1,222 @@
+"""The processes of `drumbeat rehearse`, from the manifest to the verdict."""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from drumbeat.cluster.rehearsing import Rehearsing, Report
+from drumbeat.cluster.wording import listed, shown
+from drumbeat.errors import ConfigError
+from drumbeat.launch.ports import PortReservation, reserve_ports
+from drumbeat.launch.together import LIMIT_CODE, Part, Result, run_together
+from drumbeat.platforms import rehearsing as preparing
+from drumbeat.platforms.platform import Manifest, Platform, Process, Rehearsal
+
+ALONE_CODE = 1
+"""All processes have succeeded, but each by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What was asked for.
+
+    Attributes:
+        steps: After which agents end the job.
+        timeout_s: After which everything is ended.
+        max_processes: More are refused.
+        environ: The environment of this process.
+        variables: More of them for all processes, each NAME, or NAME=VALUE.
+        make_folder: Called once nothing is left to be refused: for logs and outputs.
+    """
+
+    steps: int
+    timeout_s: float
+    max_processes: int
+    environ: Mapping[str, str]
+    variables: Sequence[str]
+    make_folder: Callable[[], Path]
+
+
+class _FreePorts:
+    """See `drumbeat.platforms.platform.Places`; the ports are held until `close`."""
+
+    def __init__(self) -> None:
+        self._held: list[PortReservation] = []
+
+    def port(self) -> int:
+        self._held.append(reserve_ports(1))
+        return self._held[-1].ports[0]
+
+    def close(self) -> None:
+        for each in self._held:
+            each.close()
+
+
+def rehearse(platform: Platform, manifest: Manifest, options: Options) -> int:
+    """Runs the manifest's processes, says how it went, and returns the exit code.
+
+    Raises:
+        ConfigError: It can't be rehearsed, and why.
+    """
+    if platform.rehearse is None:
+        raise ConfigError(
+            f"{platform.title} can't be rehearsed: what is rendered for it starts no processes."
+        )
+    ports = _FreePorts()
+    try:
+        rehearsal = platform.rehearse(manifest, ports)
+        _check_size(rehearsal, options.max_processes)
+        notes: list[str] = []
+        processes, folder = _prepared(rehearsal, options, notes)
+        problems = platform.problems(manifest) if platform.problems is not None else []
+        _announce(platform.title, processes, [*problems, *notes], options)
+        reports = {each.name: folder / "reports" / f"{each.name}.json" for each in processes}
+        parts = [
+            Part(
+                name=each.name,
+                argv=each.command,
+                env={
+                    **each.env,
+                    **Rehearsing(steps=options.steps, report=reports[each.name]).to_env(),
+                },
+                is_main=each.is_main,
+            )
+            for each in processes
+        ]
+        result = run_together(
+            parts, logs=folder, timeout_s=options.timeout_s, environ=options.environ
+        )
+    finally:
+        ports.close()
+    found = {name: Report.read(path) for name, path in reports.items()}
+    return _tell(result, processes, found, rehearsal, folder, options)
+
+
+def _check_size(rehearsal: Rehearsal, most: int) -> None:
+    count = len(rehearsal.processes)
+    if count > most:
+        raise ConfigError(
+            f"The manifest has {count} processes, more than the {most} that one machine is taken "
+            "to have room for. Rehearse a smaller job (drumbeat rehearse PLATFORM -n 2), or allow "
+            f"them with --max-processes {count}."
+        )
+    names = [each.name for each in rehearsal.processes]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(
+            f"The manifest has several processes called {listed(twice)}; expected a name for each."
+        )
+
+
+def _prepared(
+    rehearsal: Rehearsal, options: Options, notes: list[str]
+) -> tuple[list[Process], Path]:
+    """The processes as this machine runs them, and the folder for what they write."""
+    machine = preparing.Machine(folder=Path.cwd(), python=sys.executable, environ=options.environ)
+    extra = _variables(options.variables, options.environ)
+    processes = preparing.all_of(
+        rehearsal.processes, lambda each: preparing.at_home(each, machine), notes
+    )
+    folder = options.make_folder()
+    processes = preparing.all_of(
+        processes,
+        lambda each: preparing.with_outputs(each, folder / "outputs", folder / each.name),
+        notes,
+    )
+    for name in ("outputs", "reports"):
+        (folder / name).mkdir(exist_ok=True)
+    token = secrets.token_hex(32)
+    return [preparing.with_variables(each, token, extra) for each in processes], folder
+
+
+def _variables(given: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals and name not in environ:
+            raise ConfigError(
+                f"--env is {shown(each)}, but no such variable is set here; expected NAME=VALUE, "
+                "or the name of one that is set."
+            )
+        found[name] = value if equals else environ[name]
+    return found
+
+
+def _announce(
+    title: str, processes: Sequence[Process], remarks: Sequence[str], options: Options
+) -> None:
+    names = listed([each.name for each in processes], options.max_processes)
+    _say(f"Rehearsing {title}: {len(processes)} processes on this machine ({names}).")
+    for remark in remarks:
+        _say(remark)
+    plain = [each for each in processes if not preparing.runs_drumbeat(each)]
+    if plain:
+        words = shlex.join(plain[0].command)
+        _say(
+            f"{listed([each.name for each in plain])} run {shown(words)}, without drumbeat run: "
+            f"they go on until they end, or for {options.timeout_s:g} s; --steps has no effect."
+        )
+
+
+def _tell(
+    result: Result,
+    processes: Sequence[Process],
+    reports: Mapping[str, Report | None],
+    rehearsal: Rehearsal,
+    folder: Path,
+    options: Options,
+) -> int:
+    code = result.code
+    if code == LIMIT_CODE and not result.failed:
+        _say(
+            f"Failed: not all had ended after {options.timeout_s:g} s (--timeout). Their last "
+            f"lines are in {folder}."
+        )
+    elif result.failed:
+        _say(f"Failed: {result.failed} ended with exit code {code}. Its last lines:")
+        print(result.text, flush=True)
+    elif code == 0:
+        main = {each.name for each in processes if each.is_main}
+        text, alone = together(
+            {name: report for name, report in reports.items() if name in main and report}
+        )
+        _say(text)
+        code = ALONE_CODE if alone else 0
+    _say(f"Logs are in {folder}.")
+    if rehearsal.differences:
+        _say("On the platform it will be different:")
+        print("\n".join(f"  - {each}" for each in rehearsal.differences), flush=True)
+    return code
+
+
+def together(reports: Mapping[str, Report]) -> tuple[str, bool]:
+    """Whether the processes found each other, in words, and whether they did not.
+
+    Args:
+        reports: Of those main processes that have an agent, by name.
+    """
+    training = {name: report for name, report in reports.items() if not report.task}
+    if not training:
+        return "Succeeded. None of them has an agent of drumbeat's, so nobody counted steps.", False
+    alone = [name for name, report in training.items() if report.nodes == 1]
+    if len(training) > 1 and alone:
+        return (
+            f"Failed: {listed(alone)} trained alone, as nothing in the environment says that the "
+            f"{len(training)} processes belong together. drumbeat whoami, run there, shows what it "
+            "says.",
+            True,
+        )
+    some = next(iter(training.values()))
+    steps = min(report.steps for report in training.values())
+    workers = f"{some.workers} workers trained together" if some.workers > 1 else "1 worker trained"
+    met = f"The agents of {len(training)} processes found each other. " if some.nodes > 1 else ""
+    count = f"{steps} steps" if steps else "no step that is counted"
+    return f"Succeeded. {met}{workers.capitalize()}: {count}.", False
+
+
+def _say(text: str) -> None:
+    print(f"[drumbeat] {text}", flush=True)

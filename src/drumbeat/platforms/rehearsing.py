@@ -1,0 +1,235 @@
+"""From a platform's process to one of this machine: its variables, its program, its paths."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from drumbeat.cluster.wording import listed, shown
+from drumbeat.errors import ConfigError
+from drumbeat.platforms.command import OUTPUT, TOKEN, TOKEN_FILE
+from drumbeat.platforms.platform import Process
+
+KEPT = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LOGNAME",
+    "SHELL",
+    "TERM",
+    "LANG",
+    "LANGUAGE",
+    "TZ",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "XDG_CACHE_HOME",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+)
+"""What any process of this machine needs, or finds its packages and the network by."""
+CREDENTIALS = ("GOOGLE_APPLICATION_CREDENTIALS", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE")
+"""Variables that name a file which platforms mount."""
+# These describe the image, and not this machine.
+_OF_IMAGE = ("PATH", "HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_SCRIPT = re.compile(r".*\.(py|sh|bash)", re.DOTALL)
+_DRUMBEAT = "from drumbeat.cli.main import main; main()"
+_FOLDERS = ("--backup-dir", "--run-dir")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """This machine, as far as a process needs to know of it.
+
+    Attributes:
+        folder: The current one, where scripts are looked for.
+        python: Path of the interpreter.
+        environ: The environment.
+    """
+
+    folder: Path
+    python: str
+    environ: Mapping[str, str]
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Those of the environment that any process needs; this Python's programs come first."""
+        found = {
+            name: value
+            for name, value in self.environ.items()
+            if name in KEPT or name.startswith("LC_")
+        }
+        programs = str(Path(self.python).parent)
+        found["PATH"] = ":".join(filter(None, (programs, found.get("PATH", "/usr/bin:/bin"))))
+        return found
+
+
+def at_home(process: Process, machine: Machine) -> tuple[Process, list[str]]:
+    """`process` with programs, scripts and variables as this machine has them; what was changed.
+
+    Raises:
+        ConfigError: There is no such program or script here.
+    """
+    notes: list[str] = []
+    env = _env(process, machine, notes)
+    words = _located(process, machine, notes)
+    if process.command and _is_drumbeat(process.command[0]):
+        words = [machine.python, "-c", _DRUMBEAT, *words[1:]]
+    elif _PYTHON.fullmatch(PurePosixPath(words[0]).name):
+        words = [machine.python, *words[1:]]
+    elif shutil.which(words[0], path=env["PATH"]) is None:
+        raise ConfigError(
+            f"{process.name} runs {shown(words[0])}, which is not on this machine; expected a "
+            "program that is here, such as drumbeat, python or bash."
+        )
+    return dataclasses.replace(process, command=tuple(words), env=env), notes
+
+
+def with_outputs(process: Process, outputs: Path, logs: Path) -> tuple[Process, list[str]]:
+    """`process` with what it writes for the job in `outputs`: a rehearsal leaves the job's alone.
+
+    Args:
+        process: As `at_home` returned it.
+        outputs: Takes the place of DRUMBEAT_OUTPUT and of --backup-dir.
+        logs: Takes the place of --run-dir.
+    """
+    notes: list[str] = []
+    words, env = list(process.command), dict(process.env)
+    output = env.get(OUTPUT, "").rstrip("/")
+    if output:
+        pattern = re.compile(rf"(?<![\w/.-]){re.escape(output)}(?=/|$)")
+        words = [pattern.sub(lambda _: str(outputs), word) for word in words]
+        env = {name: pattern.sub(lambda _: str(outputs), value) for name, value in env.items()}
+        env[OUTPUT] = str(outputs)
+        notes.append(f"What goes to {output} there goes to {outputs} here.")
+    for option, place in zip(_FOLDERS, (outputs / "backups", logs), strict=True):
+        for index, word in enumerate(words):
+            name, equals, given = word.partition("=")
+            if name != option or (not equals and index + 1 == len(words)):
+                continue
+            at = index if equals else index + 1
+            given = given if equals else words[at]
+            if not given.startswith(str(outputs)):
+                words[at] = f"{option}={place}" if equals else str(place)
+                notes.append(f"{option} is {place} here, not {given}.")
+    return dataclasses.replace(process, command=tuple(words), env=env), notes
+
+
+def runs_drumbeat(process: Process) -> bool:
+    """Whether its command is `drumbeat run`, as far as can be seen, or has it in a script."""
+    return any(re.search(r"\bdrumbeat\b", word) for word in process.command)
+
+
+def _is_drumbeat(word: str) -> bool:
+    return PurePosixPath(word).name == "drumbeat"
+
+
+def _env(process: Process, machine: Machine, notes: list[str]) -> dict[str, str]:
+    here, given = machine.variables, dict(process.env)
+    of_image = [name for name in _OF_IMAGE if given.pop(name, None) is not None]
+    if of_image:
+        notes.append(f"{listed(of_image)} of the image stay as they are on this machine.")
+    if "PYTHONPATH" in given and here.get("PYTHONPATH"):
+        given["PYTHONPATH"] += f":{here['PYTHONPATH']}"
+    for name in CREDENTIALS:
+        file = given.get(name)
+        if file is None or Path(file).is_file():
+            continue
+        own = machine.environ.get(name)
+        if own is None:
+            del given[name]
+            notes.append(f"{name} is not set here: there is no {file} on this machine.")
+        else:
+            given[name] = own
+            notes.append(f"{name} is {own} here, not {file}.")
+    if TOKEN_FILE in given:
+        del given[TOKEN_FILE]  # nobody has written it; all have the token itself
+    return {**here, **given}
+
+
+def with_variables(process: Process, token: str, more: Mapping[str, str]) -> Process:
+    """`process` with the agents' secret, one of the rehearsal's own, and more variables."""
+    return dataclasses.replace(process, env={**process.env, TOKEN: token, **more})
+
+
+def _located(process: Process, machine: Machine, notes: list[str]) -> list[str]:
+    """The command with its script where it is on this machine."""
+    words = list(process.command)
+    if not words:
+        raise ConfigError(
+            f"{process.name} has no command: it runs what its image starts, which is not here. "
+            "Write the command into the manifest."
+        )
+    if "-c" in words[:3] and not _is_drumbeat(words[0]):
+        return words  # a shell's text or Python's, which finds its own way
+    for index, word in enumerate(words[1:], start=1):
+        if word == "-m" and index + 1 < len(words):
+            _check_module(process.name, words[index + 1], machine.folder)
+            break
+        if _SCRIPT.fullmatch(word) and "=" not in word:
+            words[index] = _script(process.name, word, machine.folder, notes)
+            break
+    return words
+
+
+def _script(name: str, word: str, folder: Path, notes: list[str]) -> str:
+    if (folder / word).is_file():
+        return word
+    parts = [part for part in PurePosixPath(word).parts if part not in ("/", ".", "..")]
+    for begin in range(len(parts)):
+        found = PurePosixPath(*parts[begin:])
+        if (folder / found).is_file():
+            notes.append(f"{word} is {found} of {folder} here.")
+            return str(found)
+    raise ConfigError(
+        f"{name} runs {word}, which is not here: there is no {parts[-1]} in {folder}. Expected the "
+        "folder that the image is made of; change to it."
+    )
+
+
+def _check_module(name: str, module: str, folder: Path) -> None:
+    parts = module.split(".")
+    path = folder.joinpath(*parts)
+    if path.with_name(f"{path.name}.py").is_file() or (path / "__main__.py").is_file():
+        return
+    if not (folder / parts[0]).is_dir() and _is_installed(parts[0]):
+        return
+    raise ConfigError(
+        f"{name} runs the module {shown(module)}, which is neither in {folder} nor installed. "
+        "Expected the folder that the image is made of; change to it."
+    )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+Placed = Callable[[Process], tuple[Process, list[str]]]
+
+
+def all_of(processes: Sequence[Process], change: Placed, notes: list[str]) -> list[Process]:
+    """Each process as `change` returns it; what it says is added to `notes`, once."""
+    changed = []
+    for process in processes:
+        made, said = change(process)
+        changed.append(made)
+        notes += [each for each in said if each not in notes]
+    return changed

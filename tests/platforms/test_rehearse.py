@@ -1,0 +1,441 @@
+"""`drumbeat rehearse`, with a platform made up for it, and commands that do little."""
+
+import json
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from drumbeat.cli.options import app
+from drumbeat.cli.rehearsing import together
+from drumbeat.cluster.rehearsing import Rehearsing, Report
+from drumbeat.errors import ConfigError
+from drumbeat.platforms import registry, rehearsing
+from drumbeat.platforms.platform import Platform, Process, Rehearsal
+
+
+def _rehearse(manifest, places):
+    document = manifest.documents[0].value
+    port = str(places.port())
+    processes = [
+        Process(
+            name=each["name"],
+            command=tuple(each["command"]),
+            env={k: v.replace("PORT", port) for k, v in each.get("env", {}).items()},
+            is_main=each.get("main", True),
+        )
+        for each in document["processes"]
+    ]
+    differences = tuple(document.get("differences", ()))
+    return Rehearsal(platform="fake", processes=tuple(processes), differences=differences)
+
+
+FAKE = Platform(
+    name="fake",
+    title="a fake",
+    rehearse=_rehearse,
+    recognises=lambda m: "processes" in m.documents[0].value,
+    problems=lambda m: list(m.documents[0].value.get("problems", ())),
+)
+"""Its manifest is a list of processes."""
+FILES = Platform(name="files", title="a platform of files")
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+
+
+FIT = """
+import keras, numpy as np, tensorflow as tf
+x = np.random.rand(6400, 8).astype("float32")
+with tf.distribute.MultiWorkerMirroredStrategy().scope():
+    model = keras.Sequential([keras.layers.Dense(16, activation="relu"), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+model.fit(x, x.sum(1), batch_size=64, epochs=100_000, verbose=2)
+"""
+LOOP = """
+import keras, numpy as np, tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+x = np.random.rand(64, 8).astype("float32")
+with strategy.scope():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam()
+data = tf.data.Dataset.from_tensor_slices((x, x.sum(1))).repeat().batch(64)
+
+@tf.function(jit_compile=True)
+def step(x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x)[:, 0] - y) ** 2)
+    return tape.gradient(loss, model.trainable_variables)
+
+@tf.function
+def train(iterator):
+    def one(x, y):
+        optimizer.apply_gradients(zip(step(x, y), model.trainable_variables))
+    strategy.run(one, args=next(iterator))
+
+iterator = iter(strategy.experimental_distribute_dataset(data))
+while True:
+    train(iterator)
+"""
+
+
+@pytest.fixture
+def rehearse(tmp_path, monkeypatch, capfd):
+    """The command, with two platforms made up for it, in `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "PLATFORMS", {"fake": lambda: FAKE, "files": lambda: FILES})
+
+    def run(*arguments, env=None):
+        for name, value in (env or {}).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            app(["rehearse", *arguments], prog_name="drumbeat")
+        return Done(int(ended.value.code or 0), capfd.readouterr().out)
+
+    return run
+
+
+def manifest(folder, *processes, **more):
+    path = folder / "job.yaml"
+    path.write_text(json.dumps({"processes": list(processes), **more}))
+    return str(path)
+
+
+def python(name, text, **more):
+    return {"name": name, "command": ["python", "-c", textwrap.dedent(text)], **more}
+
+
+def test_lines_come_after_names_and_all_succeed(rehearse, tmp_path):
+    path = manifest(
+        tmp_path,
+        python("worker-0", "print('first')"),
+        python("worker-1", "print('second')"),
+        differences=["There is a network."],
+        problems=["It has a problem."],
+    )
+    done = rehearse(path, "--folder", str(tmp_path / "logs"))
+    assert done.returncode == 0, done.stdout
+    assert "[worker-0] first" in done.stdout
+    assert "[worker-1] second" in done.stdout
+    assert "It has a problem." in done.stdout
+    assert "without drumbeat run" in done.stdout
+    assert "  - There is a network." in done.stdout
+    assert (tmp_path / "logs" / "worker-1.log").read_text() == "second\n"
+
+
+def test_environment_is_exact(rehearse, tmp_path):
+    path = manifest(
+        tmp_path,
+        python(
+            "worker-0",
+            "import json, os; open('env.json', 'w').write(json.dumps(dict(os.environ)))",
+            env={"TF_CONFIG": "{}", "PLACE": "127.0.0.1:PORT"},
+        ),
+    )
+    own = {"KERAS_BACKEND": "jax", "OMP_NUM_THREADS": "7", "AWS_PROFILE": "mine", "LC_ALL": "C"}
+    done = rehearse(path, "--env", "AWS_PROFILE", "--env", "KEY=a=b", env=own)
+    assert done.returncode == 0, done.stdout
+    found = json.loads((tmp_path / "env.json").read_text())
+    assert found.pop("TF_CONFIG") == "{}"
+    assert found.pop("PLACE").startswith("127.0.0.1:")
+    assert found.pop("AWS_PROFILE") == "mine"
+    assert found.pop("KEY") == "a=b"
+    assert len(found.pop("DRUMBEAT_TOKEN")) == 64
+    assert found.pop("DRUMBEAT_REHEARSAL").startswith("5:")
+    assert found.pop("LC_ALL") == "C"
+    found.pop("LC_CTYPE", None)  # Python's own
+    found.pop("COLUMNS", None)  # the screen's
+    assert set(found) <= set(rehearsing.KEPT)
+    assert found["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+
+
+def test_failure_ends_all_and_is_told(rehearse, tmp_path):
+    path = manifest(
+        tmp_path,
+        python("worker-0", "import time; time.sleep(600)"),
+        python("worker-1", "import sys; print('about to fail'); sys.exit(7)"),
+    )
+    done = rehearse(path)
+    assert done.returncode == 7
+    assert "Failed: worker-1 ended with exit code 7" in done.stdout
+    assert done.stdout.count("about to fail") == 2
+
+
+def test_killed_part_has_the_code_of_shells(rehearse, tmp_path):
+    path = manifest(tmp_path, python("w", "import os; os.kill(os.getpid(), 9)"))
+    assert rehearse(path).returncode == 137
+
+
+def test_deadline(rehearse, tmp_path):
+    path = manifest(tmp_path, python("w", "import time; time.sleep(600)"))
+    done = rehearse(path, "--timeout", "0.5")
+    assert done.returncode == 124
+    assert "after 0.5 s (--timeout)" in done.stdout
+
+
+def test_the_rest_is_ended_with_the_last_main_process(rehearse, tmp_path):
+    path = manifest(
+        tmp_path,
+        python("worker-0", "pass"),
+        python("ps-0", "import time; time.sleep(600)", main=False),
+    )
+    assert rehearse(path).returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_all(tmp_path, number):
+    """One ignores SIGTERM, and has a child that has left its group and its parent."""
+    (tmp_path / "orphan.py").write_text(
+        "import pathlib, subprocess\n"
+        "child = subprocess.Popen(['sleep', '601'], start_new_session=True)\n"
+        "pathlib.Path('pid.new').write_text(str(child.pid))\n"
+        "pathlib.Path('pid.new').rename('pid')\n"
+    )
+    (tmp_path / "job.sh").write_text("trap '' TERM INT\npython orphan.py\nsleep 600\n")
+    (tmp_path / "rehearse.py").write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "from drumbeat.launch import together\n"
+        "together.TERM_S = together.SECOND_TERM_S = 0.2\n"
+        "part = together.Part(name='w', argv=('bash', 'job.sh'), env=dict(os.environ))\n"
+        "found = together.run_together([part], logs=Path(), timeout_s=60, environ={})\n"
+        "raise SystemExit(found.code)\n"
+    )
+    job = subprocess.Popen([sys.executable, "rehearse.py"], cwd=tmp_path)
+    try:
+        wait_for(lambda: (tmp_path / "pid").exists())
+        job.send_signal(number)
+        assert job.wait(timeout=60) == 128 + number
+    finally:
+        job.kill()
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def wait_for(condition, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def refused(rehearse, tmp_path, capfd):
+    """The message of a command that is refused before anything starts."""
+
+    def run(*arguments):
+        with pytest.raises(ConfigError) as error:
+            rehearse(*arguments)
+        assert not (tmp_path / "runs").exists()
+        return str(error.value)
+
+    return run
+
+
+def test_missing_script_is_refused_before_anything_starts(refused, tmp_path):
+    path = manifest(
+        tmp_path,
+        python("worker-0", "open('started', 'w')"),
+        {"name": "worker-1", "command": ["python", "/app/train.py"]},
+    )
+    error = refused(path)
+    assert "worker-1 runs /app/train.py, which is not here" in error
+    assert not (tmp_path / "started").exists()
+
+
+def test_what_else_is_refused(refused, tmp_path):
+    def only(words):
+        return manifest(tmp_path, {"name": "w", "command": words})
+
+    assert "not on this machine" in refused(only(["no-such-program"]))
+    assert "has no command" in refused(only([]))
+    assert "module 'package.train'" in refused(only(["python", "-m", "package.train"]))
+    many = manifest(tmp_path, *(python(f"w-{i}", "pass") for i in range(9)))
+    assert "-n 2" in refused(many)
+    assert "called a" in refused(manifest(tmp_path, python("a", "pass"), python("a", "pass")))
+    one = manifest(tmp_path, python("a", "pass"))
+    assert "--steps is 0" in refused(one, "--steps", "0")
+    assert "--timeout is" in refused(one, "--timeout", "0")
+    assert "no such variable" in refused(one, "--env", "NO_SUCH_VARIABLE")
+    assert "as it is" in refused(one, "-n", "2")
+    assert "is unknown" in refused(one, "--as", "fakes")
+    assert "can't be rehearsed" in refused(one, "--as", "files")
+    (tmp_path / "other.yaml").write_text("a: b\n")
+    assert "no manifest of a platform" in refused(str(tmp_path / "other.yaml"))
+    assert "does not exist" in refused("no-such-file.yaml")
+
+
+MACHINE = {"PATH": "/usr/bin:/bin", "HOME": "/home/me"}
+
+
+def at_home(folder, *words, env=None, environ=None):
+    machine = rehearsing.Machine(
+        folder=folder, python="/venv/bin/python", environ={**MACHINE, **(environ or {})}
+    )
+    process = Process(name="w", command=words, env=env or {})
+    return rehearsing.at_home(process, machine)
+
+
+@pytest.mark.parametrize("given", ["/app/src/train.py", "src/train.py", "/train.py", "./train.py"])
+def test_script_of_the_image_is_found_by_its_tail(tmp_path, given):
+    (tmp_path / "train.py").write_text("")
+    process, notes = at_home(tmp_path, "/opt/conda/bin/python3.11", given, "--data", "/data/x.py")
+    assert process.command == (
+        "/venv/bin/python",
+        str(Path(given).name),
+        "--data",
+        "/data/x.py",
+    ) or (given == "./train.py" and process.command[1] == given)
+    assert bool(notes) == (given != "./train.py")
+
+
+def test_longest_tail_wins(tmp_path):
+    (tmp_path / "src").mkdir()
+    for name in ("train.py", "src/train.py"):
+        (tmp_path / name).write_text("")
+    process, _ = at_home(tmp_path, "python", "/app/src/train.py")
+    assert process.command[1] == "src/train.py"
+
+
+def test_drumbeat_and_python_are_this_environments(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    process, _ = at_home(tmp_path, "/usr/local/bin/drumbeat", "run", "-n", "2", "/app/train.py")
+    assert process.command[:2] == ("/venv/bin/python", "-c")
+    assert process.command[3:] == ("run", "-n", "2", "train.py")
+    process, _ = at_home(tmp_path, "bash", "-c", "drumbeat run /app/train.py")
+    assert process.command == ("bash", "-c", "drumbeat run /app/train.py")
+    assert process.env["PATH"].startswith("/venv/bin:")
+
+
+def test_variables_of_the_image_do_not_hide_this_machines(tmp_path):
+    env = {"PATH": "/opt/bin", "PYTHONPATH": "/app", "HOME": "/root", "X": "1"}
+    process, notes = at_home(
+        tmp_path, "python", "-c", "pass", env=env, environ={"PYTHONPATH": "/own", "Y": "2"}
+    )
+    assert process.env == {
+        "PATH": "/venv/bin:/usr/bin:/bin",
+        "HOME": "/home/me",
+        "PYTHONPATH": "/app:/own",
+        "X": "1",
+    }
+    assert any("HOME" in note for note in notes)
+
+
+def test_credentials_that_are_mounted_there(tmp_path):
+    name = "GOOGLE_APPLICATION_CREDENTIALS"
+    env = {name: "/secrets/gcp/sa.json", "DRUMBEAT_TOKEN_FILE": "gs://bucket/token"}
+    process, notes = at_home(tmp_path, "python", "-c", "pass", env=env)
+    assert name not in process.env
+    assert "DRUMBEAT_TOKEN_FILE" not in process.env
+    assert any(name in note for note in notes)
+    process, _ = at_home(tmp_path, "python", "-c", "pass", env=env, environ={name: "/me/key.json"})
+    assert process.env[name] == "/me/key.json"
+
+
+def test_outputs_are_the_rehearsals_own(tmp_path):
+    process = Process(
+        name="w",
+        command=("drumbeat", "run", "--backup-dir", "s3://b/run/backups", "--run-dir=/runs", "t.py",
+                 "--model", "s3://b/run/model.keras", "--data", "s3://b/runs", "--at=s3://b/run"),
+        env={"DRUMBEAT_OUTPUT": "s3://b/run/", "LOGS": "s3://b/run/logs", "OTHER": "xs3://b/run"},
+    )  # fmt: skip
+    out = tmp_path / "outputs"
+    found, notes = rehearsing.with_outputs(process, out, tmp_path / "w")
+    assert found.command == (
+        "drumbeat", "run", "--backup-dir", f"{out}/backups", f"--run-dir={tmp_path}/w", "t.py",
+        "--model", f"{out}/model.keras", "--data", "s3://b/runs", f"--at={out}",
+    )  # fmt: skip
+    assert found.env == {
+        "DRUMBEAT_OUTPUT": str(out),
+        "LOGS": f"{out}/logs",
+        "OTHER": "xs3://b/run",
+    }
+    assert len(notes) == 2
+
+
+def test_backups_elsewhere_are_left_alone(tmp_path):
+    process = Process(
+        name="w", command=("drumbeat", "run", "--backup-dir", "gs://b/x", "t"), env={}
+    )
+    found, _ = rehearsing.with_outputs(process, tmp_path, tmp_path)
+    assert found.command[3] == f"{tmp_path}/backups"
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("script", [FIT, LOOP], ids=["fit", "loop"])
+def test_two_processes_train_their_first_steps(rehearse, tmp_path, script):
+    """A script that would never end is ended after some steps, on both at once and with code 0."""
+    (tmp_path / "train.py").write_text(script)
+    processes = [
+        {
+            "name": f"worker-{rank}",
+            "command": ["drumbeat", "run", "--backup-dir", "gs://b/x", "/app/train.py"],
+            "env": {
+                "DRUMBEAT_NODES": "2",
+                "DRUMBEAT_NODE_RANK": str(rank),
+                "DRUMBEAT_RENDEZVOUS": "127.0.0.1:PORT",
+            },
+        }
+        for rank in range(2)
+    ]
+    done = rehearse(manifest(tmp_path, *processes), "--steps", "3", "--timeout", "300")
+    assert done.returncode == 0, done.stdout
+    assert "The agents of 2 processes found each other. 2 workers trained together" in done.stdout
+    assert int(done.stdout.partition("together: ")[2].split()[0]) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(400)
+def test_processes_that_do_not_know_of_each_other(rehearse, tmp_path):
+    (tmp_path / "train.py").write_text(FIT)
+    processes = [
+        {"name": f"worker-{rank}", "command": ["drumbeat", "run", "train.py"]} for rank in range(2)
+    ]
+    done = rehearse(manifest(tmp_path, *processes), "--steps", "1", "--timeout", "300")
+    assert done.returncode == 1, done.stdout
+    assert "Failed: worker-0, worker-1 trained alone" in done.stdout
+
+
+def report(**changed):
+    said = {"node_rank": 0, "nodes": 2, "workers": 2, "steps": 5, "task": "", "code": 0}
+    return Report(**{**said, **changed})
+
+
+def test_verdict_on_what_agents_report():
+    both = {"a": report(), "b": report(node_rank=1, steps=4)}
+    text, alone = together(both)
+    assert not alone
+    assert "2 processes found each other" in text
+    assert text.endswith("4 steps.")
+    text, alone = together({"a": report(), "b": report(nodes=1, workers=1)})
+    assert alone
+    assert "b trained alone" in text
+    assert not together({"a": report(nodes=1, workers=1)})[1]
+    # An evaluator of TF_CONFIG belongs to no node.
+    assert not together({**both, "c": report(nodes=1, task="evaluator 0")})[1]
+    assert "nobody counted" in together({})[0]
+
+
+@pytest.mark.parametrize("text", ["", "5", "0:/f", "x:/f", "-1:/f", "5:"])
+def test_order_that_is_malformed(text):
+    with pytest.raises(ConfigError, match="DRUMBEAT_REHEARSAL is"):
+        Rehearsing.from_env({"DRUMBEAT_REHEARSAL": text})
+
+
+def test_order_and_report_come_back(tmp_path):
+    order = Rehearsing(steps=5, report=tmp_path / "a:b.json")
+    assert Rehearsing.from_env(order.to_env()) == order
+    assert Report.read(order.report) is None
+    order.report.write_bytes(report().to_bytes())
+    assert Report.read(order.report) == report()
