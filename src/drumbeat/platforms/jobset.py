@@ -9,33 +9,31 @@ from typing import Any
 
 from drumbeat.platforms import command, pods
 from drumbeat.platforms.jobfile.model import Job
-from drumbeat.platforms.platform import Manifest, Platform, Rendered
-from drumbeat.platforms.yaml_text import Chosen, dump
+from drumbeat.platforms.kubernetes_client import Target, connector
+from drumbeat.platforms.kubernetes_manifests import jobs as manifests
+from drumbeat.platforms.platform import Platform, Rendered
+from drumbeat.platforms.yaml_text import dump
 
-API = "jobset.x-k8s.io/v1alpha2"
 WORKER = "worker"
-_REPLACED_PODS = 6
-_RESTARTS = 3
 
 
 def render(job: Job) -> Rendered:
     """The JobSet of a job."""
-    variables: dict[str, Any] = {}
-    if job.nodes > 1:
-        variables = {"DRUMBEAT_NODES": str(job.nodes), "DRUMBEAT_SUBDOMAIN": job.name}
     template = pods.template(
         job,
         container=WORKER,
         words=command.drumbeat_run(job),
-        variables=variables,
+        variables=place(job),
         port_name="drumbeat",
         restart="Never",
+        agents=job.nodes,
     )
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "parallelism": job.nodes,
         "completions": job.nodes,
-        "backoffLimit": Chosen(_REPLACED_PODS, "pods replaced alone; the others wait for them"),
+        "backoffLimit": pods.replaced_alone(job),
+        "podFailurePolicy": pods.failure_policy(),
         "template": template,
     }
     if job.timeouts.total is not None:
@@ -43,22 +41,42 @@ def render(job: Job) -> Rendered:
     jobset: dict[str, Any] = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "successPolicy": {"operator": "All", "targetReplicatedJobs": [WORKER]},
-        "failurePolicy": {"maxRestarts": Chosen(_RESTARTS, "of all pods, when node 0 was lost")},
+        "failurePolicy": pods.restart_all(job),
         "replicatedJobs": [{"name": WORKER, "replicas": 1, "template": {"spec": spec}}],
     }
     if job.kubernetes.keep is not None:
         jobset["ttlSecondsAfterFinished"] = int(job.kubernetes.keep)
-    document = {"apiVersion": API, "kind": "JobSet", "metadata": pods.metadata(job), "spec": jobset}
+    document = {
+        "apiVersion": manifests.API,
+        "kind": manifests.KIND,
+        "metadata": pods.metadata(job),
+        "spec": jobset,
+    }
     notes = (pods.token_note(job),) if job.nodes > 1 else ()
     return Rendered(files={"jobset.yaml": dump([document])}, notes=notes)
 
 
-def recognises(manifest: Manifest) -> bool:
-    """Whether one of its documents is a JobSet."""
-    return any(
-        isinstance(each.value, dict) and each.value.get("kind") == "JobSet"
-        for each in manifest.documents
-    )
+def place(job: Job) -> dict[str, str]:
+    """The variables by which a pod of a JobSet that is called as the job finds itself."""
+    if job.nodes == 1:
+        return {}
+    return {"DRUMBEAT_NODES": str(job.nodes), "DRUMBEAT_SUBDOMAIN": job.name}
 
 
-PLATFORM = Platform(name="jobset", title="JobSet", render=render, recognises=recognises)
+PLATFORM = Platform(
+    name="jobset",
+    title="JobSet",
+    render=render,
+    recognises=manifests.recognises,
+    problems=manifests.problems,
+    rehearse=manifests.rehearse,
+    connect=connector(
+        Target(
+            platform="jobset",
+            api=manifests.API,
+            kind=manifests.KIND,
+            plural="jobsets",
+            operator="JobSet, https://jobset.sigs.k8s.io/docs/installation/",
+        )
+    ),
+)

@@ -5,9 +5,11 @@ Source: Kubernetes v1 PodTemplateSpec.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drumbeat.errors import PREEMPTED_CODE, ConfigError
 from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.amounts import kubernetes_memory, plain_number
 from drumbeat.platforms.jobfile.model import Job
@@ -17,6 +19,8 @@ from drumbeat.platforms.yaml_text import Chosen
 TOKEN_KEY = "token"  # noqa: S105  (the name of an entry)
 GPU = "nvidia.com/gpu"
 EXIT_GRACE_S = 30
+_REPLACED_PODS = 6
+_RESTARTS = 3
 
 
 def token_secret(job: Job) -> str:
@@ -58,6 +62,8 @@ def template(
     variables: Mapping[str, Any],
     port_name: str,
     restart: str | None,
+    agents: int,
+    gpus: bool = True,
 ) -> dict[str, Any]:
     """A PodTemplateSpec.
 
@@ -68,14 +74,34 @@ def template(
         variables: Those of the platform, by name: text, or a `valueFrom`.
         port_name: Of the port that agents meet at.
         restart: The pod's restartPolicy; None where the platform has its own.
+        agents: How many pods of the job have one; several share a secret.
+        gpus: Whether the pod has the job's GPUs.
     """
+    made = {
+        "name": container,
+        "image": image(job),
+        "command": list(words),
+        "env": env(job, variables, agents),
+        "ports": [{"name": port_name, "containerPort": command.PORT}],
+        "resources": resources(job, gpus=gpus),
+        "volumeMounts": mounts(job),
+    }
+    spec: dict[str, Any] = {} if restart is None else {"restartPolicy": restart}
+    spec |= scheduling(job)
+    # Pods of a job run arbitrary training code, which has no business with the cluster's API.
+    spec["automountServiceAccountToken"] = job.kubernetes.service_account is not None
+    spec["containers"] = [made]
+    spec["volumes"] = volumes(job)
+    return {"metadata": {"annotations": no_sidecar()}, "spec": spec}
+
+
+def scheduling(job: Job) -> dict[str, Any]:
+    """Of a pod's spec: as who and where it runs, and how long it has to end."""
     cluster = job.kubernetes
     spec: dict[str, Any] = {}
-    if restart is not None:
-        spec["restartPolicy"] = restart
     if job.run.grace is not None and job.run.grace + 5 > EXIT_GRACE_S:
         spec["terminationGracePeriodSeconds"] = Chosen(
-            int(job.run.grace) + 5, "run.grace, and 5 s to end"
+            math.ceil(job.run.grace) + 5, "run.grace, and 5 s to end"
         )
     for key, value in (
         ("serviceAccountName", cluster.service_account),
@@ -86,30 +112,61 @@ def template(
     ):
         if value:
             spec[key] = value
-    # Pods of a job run arbitrary training code, which has no business with the cluster's API.
-    spec["automountServiceAccountToken"] = cluster.service_account is not None
-    spec["containers"] = [_container(job, container, words, variables, port_name)]
-    spec["volumes"] = _volumes(job)
-    sidecar = Chosen("false", "a sidecar would keep pods from ending")
-    annotations = {"sidecar.istio.io/inject": sidecar}
-    return {"metadata": {"annotations": annotations}, "spec": spec}
+    return spec
 
 
-def _container(
-    job: Job, name: str, words: Sequence[str], variables: Mapping[str, Any], port_name: str
-) -> dict[str, Any]:
+def no_sidecar() -> dict[str, Any]:
+    """Annotations that keep Istio out of the pods."""
+    return {"sidecar.istio.io/inject": Chosen("false", "a sidecar would keep pods from ending")}
+
+
+def failure_policy() -> dict[str, Any]:
+    """A Job's podFailurePolicy: what is no failure of the training, and what no pod can mend."""
+    disrupted = {"type": "DisruptionTarget", "status": "True"}
+    saved = {"operator": "In", "values": Chosen([PREEMPTED_CODE], "the state is saved, go on")}
+    wrong = {"operator": "In", "values": Chosen([ConfigError.exit_code], "a wrong setting")}
     return {
-        "name": name,
-        "image": needs(job.image, "image", "ghcr.io/team/train:1"),
-        "command": list(words),
-        "env": _env(job, variables),
-        "ports": [{"name": port_name, "containerPort": command.PORT}],
-        "resources": _resources(job),
-        "volumeMounts": _mounts(job),
+        "rules": [
+            {"action": "Ignore", "onPodConditions": [disrupted]},
+            {"action": "Ignore", "onExitCodes": saved},
+            {"action": "FailJob", "onExitCodes": wrong},
+        ]
     }
 
 
-def _env(job: Job, variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+def restart_all(job: Job) -> dict[str, Any]:
+    """A JobSet's failurePolicy."""
+    if job.restarts == 0:
+        return {"maxRestarts": 0}
+    rule = {
+        "name": "final",
+        "action": "FailJobSet",
+        "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
+    }
+    return {
+        "maxRestarts": Chosen(_RESTARTS, "of all pods, when node 0 was lost"),
+        "rules": Chosen([rule], "a wrong setting stays one, and the time stays over"),
+    }
+
+
+def replaced_alone(job: Job) -> Any:
+    """A Job's backoffLimit."""
+    return Chosen(
+        0 if job.restarts == 0 else _REPLACED_PODS, "pods replaced alone; the others wait for them"
+    )
+
+
+def image(job: Job) -> str:
+    """The job's image.
+
+    Raises:
+        ConfigError: It has none.
+    """
+    return needs(job.image, "image", "ghcr.io/team/train:1")
+
+
+def env(job: Job, variables: Mapping[str, Any], agents: int) -> list[dict[str, Any]]:
+    """A container's variables: the job's, then `variables`, then secrets by reference."""
     found: list[dict[str, Any]] = []
     for name, value in {**command.environment(job), **variables}.items():
         where = {"valueFrom": value} if isinstance(value, dict) else {"value": value}
@@ -121,7 +178,7 @@ def _env(job: Job, variables: Mapping[str, Any]) -> list[dict[str, Any]]:
             found.append({"name": secret.env, "value": secret.file})
         else:
             found.append({"name": secret.env, "valueFrom": _entry(secret.name, secret.entry)})
-    if job.nodes > 1 or job.ps:
+    if agents > 1:
         found.append({"name": command.TOKEN, "valueFrom": _entry(token_secret(job), TOKEN_KEY)})
     return found
 
@@ -130,7 +187,8 @@ def _entry(name: str, key: str) -> dict[str, Any]:
     return {"secretKeyRef": {"name": name, "key": key}}
 
 
-def _resources(job: Job) -> dict[str, Any]:
+def resources(job: Job, *, gpus: bool = True) -> dict[str, Any]:
+    """Requests and limits of a container."""
     asked: dict[str, Any] = {}
     if job.resources.cpu is not None:
         asked["cpu"] = str(plain_number(job.resources.cpu))
@@ -138,7 +196,7 @@ def _resources(job: Job) -> dict[str, Any]:
         asked["memory"] = kubernetes_memory(job.resources.memory)
     limits = dict(asked)
     limits.pop("cpu", None)  # a CPU limit throttles a worker that the others wait for
-    if job.devices.gpus:
+    if gpus and job.devices.gpus:
         limits[_gpu_resource(job)] = job.devices.gpus
     found: dict[str, Any] = {}
     if asked:
@@ -160,7 +218,8 @@ def _node_selector(job: Job) -> dict[str, Any]:
     return selector
 
 
-def _mounts(job: Job) -> list[dict[str, Any]]:
+def mounts(job: Job) -> list[dict[str, Any]]:
+    """A container's volumeMounts."""
     found: list[dict[str, Any]] = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108
     for mount in job.mounts:
         read_only = {"readOnly": True} if mount.read_only else {}
@@ -171,7 +230,8 @@ def _mounts(job: Job) -> list[dict[str, Any]]:
     return found
 
 
-def _volumes(job: Job) -> list[dict[str, Any]]:
+def volumes(job: Job) -> list[dict[str, Any]]:
+    """A pod's volumes."""
     size: dict[str, Any] = {"medium": "Memory"}
     if job.resources.shm is not None:
         size["sizeLimit"] = kubernetes_memory(job.resources.shm)

@@ -13,6 +13,14 @@ from drumbeat.platforms.jobfile.problems import unknown
 from drumbeat.platforms.platform import Manifest, Platform
 
 
+def _tfjob() -> Platform:
+    return import_module("drumbeat.platforms.tfjob").PLATFORM
+
+
+def _trainjob() -> Platform:
+    return import_module("drumbeat.platforms.trainjob").PLATFORM
+
+
 def _jobset() -> Platform:
     return import_module("drumbeat.platforms.jobset").PLATFORM
 
@@ -22,6 +30,8 @@ def _vertex() -> Platform:
 
 
 PLATFORMS: dict[str, Callable[[], Platform]] = {
+    "tfjob": _tfjob,
+    "trainjob": _trainjob,
     "jobset": _jobset,
     "vertex": _vertex,
 }
