@@ -18,6 +18,10 @@ from drumbeat.platforms.platform import Places, Process, Rehearsal
 _SHM = "/dev/shm"  # noqa: S108
 _SERVICES = "The variables of the cluster's services (KUBERNETES_SERVICE_HOST, …) are not set."
 _RESTARTS = "Nothing starts a pod again here; there its restartPolicy and the job's limits do."
+_MEETING = (
+    f"{RENDEZVOUS} is set, since names such as the first pod's are not known here; there nobody "
+    "sets it."
+)
 _NETWORK = (
     "All pods are at 127.0.0.1; there they find each other by DNS, and policies of the network may "
     "keep them apart."
@@ -41,17 +45,19 @@ def rehearsal(
     hosts, token = Hosts(pods, places), secrets.token_hex(16)
     processes: list[Process] = []
     absent: dict[str, str] = {}
+    added: dict[str, None] = {}
     for pod in pods:
         found = variables(pod)
         env = {name: hosts.here(value) for name, value in found.values.items()}
         absent |= found.absent
         if command.TOKEN in found.absent:
             env[command.TOKEN] = token
-        if NODES in env:
-            env.setdefault(RENDEZVOUS, hosts.address(pods[0], command.PORT))
+        if NODES in env and RENDEZVOUS not in env:
+            env[RENDEZVOUS] = hosts.address(pods[0], command.PORT)
+            added[_MEETING] = None
         words = tuple(hosts.here(word) for word in _command(pod, found.values))
         processes.append(Process(name=pod.name, command=words, env=env, is_main=pod.is_main))
-    differences = (*_differences(pods), *_absent(absent), *notes)
+    differences = (*_differences(pods), *_absent(absent), *added, *notes)
     return Rehearsal(
         platform=platform, processes=tuple(processes), differences=tuple(dict.fromkeys(differences))
     )

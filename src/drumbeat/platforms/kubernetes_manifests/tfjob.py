@@ -97,14 +97,22 @@ def pods_of(job: Mapping[str, Any]) -> list[Pod]:
         ]
         for kind, count in sorted(counts.items())
     }
-    sparse = inside(job, "spec", "enableDynamicWorker") is True
+    written = _json(cluster)  # once: with many replicas it is long
+
+    def config(kind: str, index: int) -> str | None:
+        if sum(counts.values()) == 1:
+            return None
+        if inside(job, "spec", "enableDynamicWorker") is True:
+            return _sparse(cluster, kind.lower(), index)
+        return f'{{"cluster":{written},"task":{_task(kind, index)},"environment":"cloud"}}'
+
     return [
         _pod(
             (name, namespace),
             (kind, index),
             replicas,
             containers[kind],
-            _tf_config(cluster, kind.lower(), index, sparse) if sum(counts.values()) > 1 else None,
+            config(kind, index),
         )
         for kind, count in counts.items()
         for index in range(count)
@@ -157,18 +165,24 @@ def _is_main(kind: str, replicas: Mapping[str, object]) -> bool:
     return kind in ("Chief", "Master", "Worker")
 
 
-def _tf_config(cluster: Mapping[str, list[str]], kind: str, index: int, sparse: bool) -> str:
-    task = {"type": kind, "index": index}
-    if not sparse:
-        config = {"cluster": cluster, "task": task, "environment": "cloud"}
-    elif kind == "worker":
+def _task(kind: str, index: int) -> str:
+    return _json({"type": kind.lower(), "index": index})
+
+
+def _sparse(cluster: Mapping[str, list[str]], kind: str, index: int) -> str:
+    """TF_CONFIG with enableDynamicWorker: a worker sees itself and the ps, a ps itself."""
+    seen: dict[str, Any] = {"worker": {}, "ps": []}
+    if kind == "worker":
         # Go writes a list that nobody made as null.
-        worker = {str(index): cluster[kind][index]}
-        config = {"cluster": {"worker": worker, "ps": cluster.get("ps")}, "task": task}
-    else:
-        own = [cluster[kind][index]] if kind == "ps" else []
-        config = {"cluster": {"worker": {}, "ps": own}, "task": task}
-    return json.dumps(config, separators=(",", ":"))
+        seen = {"worker": {str(index): cluster[kind][index]}, "ps": cluster.get("ps")}
+    elif kind == "ps":
+        seen["ps"] = [cluster[kind][index]]
+    return f'{{"cluster":{_json(seen)},"task":{_task(kind, index)}}}'
+
+
+def _json(value: object) -> str:
+    """As Go writes it."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 def _replicas(job: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
