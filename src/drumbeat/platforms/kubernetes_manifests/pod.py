@@ -73,7 +73,7 @@ def variables(pod: Pod) -> Variables:
     values: dict[str, str] = {"HOSTNAME": pod.hostname}
     literal: list[tuple[str, str]] = []
     absent: dict[str, str] = {}
-    known = {entry.get("name") for entry in map(mapping, sequence(pod.container.get("env")))}
+    known = {text(mapping(entry).get("name")) for entry in sequence(pod.container.get("env"))}
     for entry in map(mapping, sequence(pod.container.get("env"))):
         name = text(entry.get("name"))
         if not name:
