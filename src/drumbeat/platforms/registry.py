@@ -21,6 +21,14 @@ def _trainjob() -> Platform:
     return import_module("drumbeat.platforms.trainjob").PLATFORM
 
 
+def _compose() -> Platform:
+    return import_module("drumbeat.platforms.compose").PLATFORM
+
+
+def _docker() -> Platform:
+    return import_module("drumbeat.platforms.docker").PLATFORM
+
+
 def _jobset() -> Platform:
     return import_module("drumbeat.platforms.jobset").PLATFORM
 
@@ -30,9 +38,11 @@ def _vertex() -> Platform:
 
 
 PLATFORMS: dict[str, Callable[[], Platform]] = {
+    "compose": _compose,
+    "docker": _docker,
+    "jobset": _jobset,
     "tfjob": _tfjob,
     "trainjob": _trainjob,
-    "jobset": _jobset,
     "vertex": _vertex,
 }
 
