@@ -21,6 +21,7 @@ import pytest
 
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import compose
+from drumbeat.platforms import docker as dockerfile
 from drumbeat.platforms.compose_client import ComposeClient
 from drumbeat.platforms.jobfile.model import Job
 
@@ -243,3 +244,76 @@ def progress(out: Path, name: str) -> int:
 def container_of(engine: dict[str, str], service: str) -> str:
     label = f"label=com.docker.compose.service={service}"
     return docker(engine, "ps", "--quiet", "--filter", label).stdout.strip()
+
+
+@pytest.mark.timeout(300)
+def test_the_dockerfile_builds_and_leaves_keys_out(engine, tmp_path, monkeypatch):
+    """On a base whose pip and useradd only say what they were asked for."""
+    import_image(engine, "drumbeat-test/python:1", tools_as_tar(), "ENV PATH=/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    put = {"train.py": "print(1)", "package/model.py": "", "requirements.txt": "scikit-learn"}
+    secret = {"keys/sa.json": "{}", ".env": "A=1", "secrets/gcp/sa.json": "{}", "runs/a": "x"}
+    for name, text in (put | secret).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    wanted = Job.model_validate(
+        {
+            "name": "digits",
+            "script": "train.py",
+            "image": "team/digits:1",
+            "mounts": [{"name": "out", "path": "/out"}],
+            "docker": {"base": "drumbeat-test/python:1", "packages": ["git"]},
+        }
+    )
+    for name, text in dockerfile.render(wanted).files.items():
+        (tmp_path / name).write_text(text)
+    env = {**engine, "DOCKER_BUILDKIT": "0"}
+    built = docker(env, "build", "--network", "none", "--tag", "team/digits:1", str(tmp_path))
+    assert built.returncode == 0, built.stderr
+    for said in ("pip install drumbeat==", "pip install -r requirements.txt", "apt-get install"):
+        assert f"called: {said}" in built.stdout
+    [image] = json.loads(docker(env, "image", "inspect", "team/digits:1").stdout)
+    assert image["Config"]["User"] == "1000:1000"
+    assert image["Config"]["WorkingDir"] == "/work"
+    assert image["Config"]["Cmd"] == ["drumbeat", "run", "train.py"]
+    owners = files_in(env, "team/digits:1")
+    folders = {"work/package", "work/keys"}
+    inside = {name for name in owners if name.startswith("work/")} - folders
+    assert inside == {f"work/{name}" for name in put}
+    assert owners["work/train.py"] == owners["work"] == owners["out"] == 1000
+
+
+def tools_as_tar() -> bytes:
+    """A shell and `install` of this machine with their libraries, and stand-ins for the rest."""
+    stream = io.BytesIO()
+    programs = [shutil.which("sh") or "/bin/sh", shutil.which("install"), shutil.which("rm")]
+    files = {Path(str(each)) for each in programs}
+    for program in list(files):
+        said = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=False)
+        files |= {Path(word) for word in said.stdout.split() if word.startswith("/")}
+    with tarfile.open(fileobj=stream, mode="w", dereference=True) as tar:
+        for file in sorted(files):
+            tar.add(file, arcname=str(file).lstrip("/"))
+        for name in ("pip", "useradd", "apt-get"):
+            text = f'#!/bin/sh\necho "called: {name} $*"\n'.encode()
+            entry = tarfile.TarInfo(f"usr/bin/{name}")
+            entry.size, entry.mode = len(text), 0o755
+            tar.addfile(entry, io.BytesIO(text))
+        entry = tarfile.TarInfo("bin/sh")
+        entry.type, entry.linkname = tarfile.SYMTYPE, str(programs[0])
+        if str(programs[0]) != "/bin/sh":
+            tar.addfile(entry)
+    return stream.getvalue()
+
+
+def files_in(env: dict[str, str], image: str) -> dict[str, int]:
+    """The owner of each file of an image."""
+    made = docker(env, "create", image).stdout.strip()
+    try:
+        data = subprocess.run(
+            ["docker", "export", made], env=env, capture_output=True, check=True, timeout=60
+        ).stdout
+    finally:
+        docker(env, "rm", made)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        return {entry.name: entry.uid for entry in tar}

@@ -154,7 +154,7 @@ def _names(cluster: ClusterSpec, training: Sequence[Service], hosts: set[str]) -
                 f"TF_CONFIG has {cluster.address(task)} for {task}: in each container that is the "
                 "container itself; expected the name of a service."
             )
-        elif host not in hosts and not re.fullmatch(r"[\d.:a-fA-F]+", host) and "." not in host:
+        elif host not in hosts and not re.search(r"[.:]", host):  # no address, no full name
             yield f"TF_CONFIG has {host} for {task}, which is no service of this file."
 
 

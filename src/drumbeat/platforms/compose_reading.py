@@ -91,7 +91,9 @@ def read(manifest: Manifest, interpolation: Interpolation) -> list[Service]:
     name = manifest.path.name
     if not isinstance(given, dict) or not isinstance(services, dict) or not services:
         raise ConfigError(f"{name} has no services; expected a Compose file with some.")
-    if "include" in given or any("extends" in each for each in services.values() if each):
+    if "include" in given or any(
+        isinstance(each, dict) and "extends" in each for each in services.values()
+    ):
         raise ConfigError(
             f"{name} takes parts of other files (include, extends). Write it as one: docker "
             f"compose -f {name} config > whole.yaml"

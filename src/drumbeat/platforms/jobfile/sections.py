@@ -80,6 +80,10 @@ class Docker(Section):
         default=None,
         description="Of Python; requirements.txt where there is one.",
     )
+    drumbeat: str | None = Field(
+        default=None,
+        description="What pip installs: a requirement, a URL or a wheel; this version by default.",
+    )
 
 
 class Kubernetes(Section):

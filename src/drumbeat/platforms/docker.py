@@ -1,0 +1,230 @@
+"""A Dockerfile for the job's image, and what of the folder stays out of it.
+
+Source: Dockerfile reference of Docker; tried with Debian's docker.io 20.10.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import requires
+from pathlib import Path
+
+from drumbeat import __version__
+from drumbeat.platforms import command
+from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.platform import Platform, Rendered
+
+# Exact tags, so that the same file makes the same image; each was published.
+_PATCH = {"3.10": "3.10.16", "3.11": "3.11.11", "3.12": "3.12.8", "3.13": "3.13.1"}
+_DEBIAN = "bookworm"
+_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
+_REQUIREMENTS = "requirements.txt"
+_USER, _UID = "drumbeat", 1000
+_WORK = "/work"
+_IGNORED = """\
+# All else goes into the image, for everybody who can pull it. !name takes one of these in again.
+.git
+.gitignore
+.dockerignore
+Dockerfile*
+compose*.y*ml
+docker-compose*.y*ml
+
+# Secrets
+**/.env
+**/.env.*
+**/*.pem
+**/*.key
+**/*.p12
+**/*.pfx
+**/.netrc
+**/.pypirc
+**/.aws
+**/.azure
+**/.config/gcloud
+**/.docker
+**/.kube
+**/.ssh
+**/id_rsa*
+**/id_ed25519*
+**/secrets
+**/*credentials*.json
+**/*service*account*.json
+**/*sa.json
+**/*-key.json
+**/kaggle.json
+
+# Environments and what programs leave
+.venv*
+venv
+env
+**/__pycache__
+**/*.pyc
+**/.*_cache
+**/.ipynb_checkpoints
+.drumbeat
+**/*.egg-info
+build
+dist
+
+# Data, logs and models: mounted, or read from a bucket
+runs
+logs
+data
+datasets
+output
+outputs
+checkpoints
+*.keras
+*.h5
+*.tfrecord*
+"""
+
+
+def render(job: Job) -> Rendered:
+    """The Dockerfile and .dockerignore of a job."""
+    blocks = [
+        _base(job),
+        _environment(job),
+        _packages(job),
+        _user(job),
+        _dependencies(job),
+        _code(),
+        ["CMD " + json.dumps(command.drumbeat_run(job))],
+    ]
+    text = "\n".join("\n".join(block) + "\n" for block in blocks if block)
+    ignored = _IGNORED + "".join(f"!{name}\n" for name in _needed(job))
+    notes = [f"Build it with: docker build -t {job.image or job.name + ':1'} ."]
+    if job.devices.gpus:
+        notes.append(
+            "The machines need NVIDIA's driver and container toolkit; CUDA itself comes with "
+            "tensorflow[and-cuda]."
+        )
+    return Rendered(
+        files={"Dockerfile": text, ".dockerignore": ignored},
+        notes=tuple(notes),
+    )
+
+
+def extras(job: Job) -> list[str]:
+    """Of drumbeat, those that the job's places need: gcs, s3."""
+    places = (job.data, job.output, job.run.backup_dir, *job.args)
+    schemes = {place.partition("://")[0] for place in places if place and "://" in place}
+    return sorted({_EXTRAS[scheme] for scheme in schemes if scheme in _EXTRAS})
+
+
+def _base(job: Job) -> list[str]:
+    if job.docker.base is not None:
+        return [f"FROM {job.docker.base}"]
+    minor = ".".join(map(str, sys.version_info[:2]))
+    return [
+        f"# Python {minor} as where this was rendered; docker.base in the job file names another.",
+        "# Tags can be moved: for the very same bytes add @sha256:… behind it, the digest that",
+        "# `docker buildx imagetools inspect` shows.",
+        f"FROM python:{_PATCH.get(minor, minor)}-slim-{_DEBIAN}",
+    ]
+
+
+def _environment(job: Job) -> list[str]:
+    values = {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PIP_NO_CACHE_DIR": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PIP_ROOT_USER_ACTION": "ignore",
+    }
+    if job.devices.gpus:
+        values |= {
+            "NVIDIA_VISIBLE_DEVICES": "all",
+            "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+        }
+    lines = [f"{name}={value}" for name, value in values.items()]
+    return ["ENV " + " \\\n    ".join(lines)]
+
+
+def _packages(job: Job) -> list[str]:
+    if not job.docker.packages:
+        return []
+    install = "DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends"
+    names = command.shell(sorted(set(job.docker.packages)))
+    return [
+        "RUN apt-get update \\",
+        f"    && {install} {names} \\",
+        "    && rm -rf /var/lib/apt/lists/*",
+    ]
+
+
+def _user(job: Job) -> list[str]:
+    """A user without rights, who owns what the job writes to: volumes take that over."""
+    folders = [_WORK, *sorted({mount.path for mount in job.mounts if not mount.read_only})]
+    return [
+        f"RUN useradd --create-home --uid {_UID} {_USER} \\",
+        f"    && install -d -o {_UID} -g {_UID} {command.shell(folders)}",
+        f"WORKDIR {_WORK}",
+    ]
+
+
+def _dependencies(job: Job) -> list[str]:
+    """Before the code, so that a change of it does not install everything anew."""
+    found: list[str] = []
+    wanted = job.docker.drumbeat
+    if wanted is not None and _is_local(wanted):
+        name = Path(wanted).name
+        found += [f"COPY {command_path(wanted)} /tmp/{name}", _pip(job, f"/tmp/{name}")]  # noqa: S108
+    else:
+        found.append(_pip(job, wanted))
+    if (file := _requirements(job)) is not None:
+        found += [f"COPY {command_path(file)} ./", f"RUN pip install -r {Path(file).name}"]
+    return found
+
+
+def _pip(job: Job, given: str | None) -> str:
+    wanted = extras(job)
+    names = f"[{','.join(wanted)}]" if wanted else ""
+    words = [
+        given + names if given and _is_local(given) else given or f"drumbeat{names}=={__version__}"
+    ]
+    if job.devices.gpus:
+        words.append(_tensorflow_with_cuda())
+    return f"RUN pip install {command.shell(words)}"
+
+
+def _tensorflow_with_cuda() -> str:
+    """As drumbeat itself requires it, with CUDA's libraries from pip; the base needs none."""
+    for each in requires("drumbeat") or ():
+        if (found := re.fullmatch(r"tensorflow\s*\(?([<>=!~][^;)]*)\)?", each)) is not None:
+            return f"tensorflow[and-cuda]{found[1]}"
+    return "tensorflow[and-cuda]"
+
+
+def _code() -> list[str]:
+    # A number: Kubernetes can't tell by a name that it isn't root (runAsNonRoot).
+    return [f"COPY --chown={_UID}:{_UID} . .", f"USER {_UID}:{_UID}"]
+
+
+def command_path(path: str) -> str:
+    """A file of the folder, as COPY takes it."""
+    return json.dumps(path) if " " in path else path
+
+
+def _is_local(requirement: str) -> bool:
+    return requirement.endswith((".whl", ".tar.gz")) and "://" not in requirement
+
+
+def _requirements(job: Job) -> str | None:
+    if job.docker.requirements is not None:
+        return job.docker.requirements
+    return _REQUIREMENTS if Path(_REQUIREMENTS).is_file() else None
+
+
+def _needed(job: Job) -> Iterator[str]:
+    """Files that the Dockerfile copies, whatever the patterns say."""
+    for file in (job.docker.drumbeat, _requirements(job), job.script):
+        if file is not None and (file is not job.docker.drumbeat or _is_local(file)):
+            yield file.removeprefix("./")
+
+
+PLATFORM = Platform(name="docker", title="A Dockerfile", render=render)
