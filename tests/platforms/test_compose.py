@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -327,10 +330,14 @@ def test_env_files_and_dot_env(tmp_path):
         ("services: {t: {command: {a: 1}}}", "expected text or a list of words"),
         ("services: {t: {extends: {service: a}}}", "docker compose -f compose.yaml config"),
         ("services: {t: {image: 'a$'}}", "write $$"),
+        ("services: {t: {environment: {TF_CONFIG: '{}'}}}", "Write command: into the file"),
+        ("services: {t: {environment: ['=5']}}", "can't be a variable"),
         ("services: {t: {env_file: none.env}}", "none.env does not exist"),
+        ("services: {t: {env_file: bad.env}}", "'A' can't be a variable"),
     ],
 )
 def test_what_cant_be_rehearsed(text, message, tmp_path):
+    (tmp_path / "bad.env").write_text("A=\0")
     with pytest.raises(ConfigError) as error:
         compose.PLATFORM.rehearse(manifest(text, tmp_path), Ports())
     assert message in str(error.value)
@@ -630,3 +637,25 @@ def test_stop_takes_containers_and_networks_away(fake):
         "docker network ls -q --filter label=com.docker.compose.project=digits",
         "docker network rm net1",
     ]
+
+
+# ---- a rehearsal that trains
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(600)
+def test_a_rehearsal_trains(tmp_path):
+    """The services of what is rendered find each other as processes and take steps together."""
+    shutil.copy(Path(__file__).parent / "train_random.py", tmp_path / "train.py")
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
+    (tmp_path / "compose.yaml").write_text(compose.render(job(environment=quiet)).main)
+    words = ["rehearse", "compose.yaml", "--steps", "3", "--timeout", "400"]
+    done = subprocess.run(
+        [sys.executable, "-m", "drumbeat", *words],
+        cwd=tmp_path, text=True, capture_output=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "chief" in done.stdout
+    assert "worker-0" in done.stdout
+    assert "Containers have the Python and the packages of the image team/digits:1" in done.stdout

@@ -127,6 +127,12 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
             f"No service of {manifest.path.name} has TF_CONFIG or {OWN}… in its environment, or "
             "drumbeat run as its command; expected one that trains."
         )
+    for each in training:
+        if not each.command:
+            raise ConfigError(
+                f"service {each.name} has no command: it runs what its image starts, which is not "
+                "here. Write command: into the file."
+            )
     here = _addresses(training, places)
     processes = sorted((_process(each, here) for each in training), key=_rank)
     others = [each.name for each in services if not each.trains]
@@ -146,6 +152,7 @@ def _service(name: str, given: Any, manifest: Manifest, interpolation: Interpola
     for file in _listed(given.get("env_file")):
         env |= _optional_env_file(file, manifest.path.parent, where)
     env |= _variables(given.get("environment"), where, interpolation.variables)
+    _check(where, env)
     hosts = [name, given.get("hostname"), given.get("container_name")]
     networks = given.get("networks")
     for network in networks.values() if isinstance(networks, dict) else ():
@@ -204,6 +211,12 @@ def _variables(given: Any, where: str, shell: Mapping[str, str]) -> dict[str, st
             continue
         found[name] = shell[name] if value is None else _text(value)
     return found
+
+
+def _check(where: str, env: Mapping[str, str]) -> None:
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ConfigError(f"{where}: {shown(name)} can't be a variable.")
 
 
 def _text(value: Any) -> str:

@@ -37,10 +37,6 @@ def _vertex() -> Platform:
     return import_module("drumbeat.platforms.vertex").PLATFORM
 
 
-def _docker() -> Platform:
-    return import_module("drumbeat.platforms.docker").PLATFORM
-
-
 PLATFORMS: dict[str, Callable[[], Platform]] = {
     "compose": _compose,
     "docker": _docker,
