@@ -37,6 +37,10 @@ def _vertex() -> Platform:
     return import_module("drumbeat.platforms.vertex").PLATFORM
 
 
+def _ai_platform() -> Platform:
+    return import_module("drumbeat.platforms.ai_platform").PLATFORM
+
+
 PLATFORMS: dict[str, Callable[[], Platform]] = {
     "compose": _compose,
     "docker": _docker,
@@ -44,6 +48,7 @@ PLATFORMS: dict[str, Callable[[], Platform]] = {
     "tfjob": _tfjob,
     "trainjob": _trainjob,
     "vertex": _vertex,
+    "ai-platform": _ai_platform,
 }
 
 

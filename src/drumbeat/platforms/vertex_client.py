@@ -211,8 +211,8 @@ def _open(client: VertexClient) -> Any:
 
 def _no_credentials(error: Exception) -> str:
     return (
-        f"There are no credentials of Google Cloud that work: {error}. Run `gcloud auth "
-        "application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file."
+        "There are no credentials of Google Cloud that work. Run `gcloud auth application-default "
+        f"login`, or set GOOGLE_APPLICATION_CREDENTIALS to a key file. Google's library: {error}"
     )
 
 
