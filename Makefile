@@ -28,7 +28,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-old-scripts test-oldest test-jax bench chaos recovery guarantees old-scripts-doc strategy-table test-platforms platform-examples check format lock clean
+.PHONY: help setup demo test test-slow test-random test-old-scripts test-oldest test-jax bench chaos recovery guarantees old-scripts-doc strategy-table test-platforms platform-examples check format lock clean
 
 help: ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [N=workers of the demo] [ARGS='for pytest or the demo']"
@@ -49,6 +49,11 @@ test: $(STAMP) ## Run the tests, without the slow ones
 
 test-slow: $(STAMP) ## Run only the slow tests
 	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-random: $(STAMP) ## Draw trainings and failures at random, and compare (2 min; test-slow draws more)
+	@$(BIN)/python -m pytest $(ARGS) \
+	  tests/training/test_drawn_cases.py::test_drawn_cases_are_the_same_on_several_workers \
+	  tests/test_chaos.py::test_what_is_killed_and_damaged_at_random_leaves_no_trace
 
 test-old-scripts: $(STAMP) ## Run scripts of TensorFlow 2.0 to 2.15 unmodified, on Keras 2, and ported (15 min)
 	@$(BIN)/python -m pytest tests/old_scripts $(ARGS)

@@ -26,6 +26,7 @@ def chaos(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(300)
 def test_what_is_killed_and_damaged_at_random_leaves_no_trace(tmp_path: Path) -> None:

@@ -245,8 +245,8 @@ def test_a_place_that_can_not_be_a_folder_is_refused(tmp_path: Path, make, words
     ("place", "words"),
     [
         ("", "empty"),
-        ("gs://bucket/job", "pip install gcsfs"),
-        ("s3://bucket/job", "pip install s3fs"),
+        ("abfs://container/job", "pip install adlfs"),
+        ("oci://bucket/job", "pip install ocifs"),
         ("nope://bucket/job", "fsspec knows"),
         ("/proc/drumbeat", "can't be written"),
         ("/dev/null/folder", "can't be written"),

@@ -150,6 +150,7 @@ def rerun(tmp_path: Path, ways: Sequence[Way]) -> bool:
     return bool(asked)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_drawn_cases_are_the_same_on_several_workers(tmp_path: Path) -> None:
     if rerun(tmp_path, [*EQUAL, *UNEVEN]):
