@@ -17,6 +17,7 @@ from drumbeat.platforms.kubernetes_manifests.names import (
     JOB_SPEC,
     MAX_LABEL,
     label_problem,
+    no_mappings,
     unknown_keys,
 )
 from drumbeat.platforms.kubernetes_manifests.pod import INDEX_KEY, MAX_PODS, Pod
@@ -232,7 +233,9 @@ def _set_problems(jobset: Mapping[str, Any]) -> Iterator[str]:
     yield from checking.api_problems(where, jobset, API)
     yield from checking.metadata_problems(where, jobset)
     yield from checking.name_problems(where, jobset)
-    yield from unknown_keys(f"{where}, spec", mapping(jobset.get("spec")), _SPEC)
+    spec = mapping(jobset.get("spec"))
+    yield from unknown_keys(f"{where}, spec", spec, _SPEC)
+    yield from no_mappings(where, spec, "network", "successPolicy", "failurePolicy")
     if (given := inside(jobset, "spec", "network", "subdomain")) is not None and (
         problem := label_problem(f"{where}: network.subdomain", given)
     ):

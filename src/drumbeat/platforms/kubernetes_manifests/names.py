@@ -26,7 +26,7 @@ POD_SPEC = _keys(
     "enableServiceLinks ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers "
     "hostname hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead "
     "preemptionPolicy priority priorityClassName readinessGates resourceClaims resources "
-    "restartPolicy runtimeClassName schedulerName schedulingGates securityContext serviceAccount "
+    "restartPolicy runtimeClassName schedulerName schedulingGates schedulingGroup securityContext serviceAccount "
     "serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain "
     "terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes "
     "workloadRef"
@@ -76,3 +76,11 @@ def unknown_keys(where: str, value: Mapping[str, Any], known: Iterable[str]) -> 
         close = difflib.get_close_matches(str(key).lower(), lower, n=1, cutoff=0.7)
         hint = f"; did you mean {lower[close[0]]}?" if close else "; it would be dropped."
         yield f"{where} has the unknown key {shown(key)}{hint}"
+
+
+def no_mappings(where: str, value: Mapping[str, Any], *keys: str) -> Iterator[str]:
+    """A sentence for each of `keys` that is there, and holds no keys of its own."""
+    for key in keys:
+        inner = value.get(key)
+        if inner is not None and not isinstance(inner, dict):
+            yield f"{where}: {key} is {shown(inner)}; expected keys of its own."

@@ -12,7 +12,7 @@ from typing import Any
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.kubernetes_manifests import checking
-from drumbeat.platforms.kubernetes_manifests.names import MAX_LABEL, unknown_keys
+from drumbeat.platforms.kubernetes_manifests.names import MAX_LABEL, no_mappings, unknown_keys
 from drumbeat.platforms.kubernetes_manifests.pod import MAX_PODS, Pod
 from drumbeat.platforms.kubernetes_manifests.reading import (
     inside,
@@ -224,6 +224,7 @@ def _job_problems(job: Mapping[str, Any]) -> Iterator[str]:
     yield from checking.metadata_problems(where, job)
     yield from checking.name_problems(where, job)
     yield from unknown_keys(f"{where}, spec", spec, _SPEC)
+    yield from no_mappings(where, spec, "tfReplicaSpecs", "runPolicy")
     yield from _policy_problems(where, spec)
     given = mapping(spec.get("tfReplicaSpecs"))
     if not given:

@@ -11,7 +11,7 @@ from typing import Any
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.kubernetes_manifests import checking, jobs
-from drumbeat.platforms.kubernetes_manifests.names import unknown_keys
+from drumbeat.platforms.kubernetes_manifests.names import no_mappings, unknown_keys
 from drumbeat.platforms.kubernetes_manifests.pod import Pod
 from drumbeat.platforms.kubernetes_manifests.reading import (
     inside,
@@ -208,6 +208,7 @@ def _job_problems(job: Mapping[str, Any]) -> Iterator[str]:
         if key in spec:
             yield f"{where}: {key} is now {now}."
     yield from unknown_keys(where, {k: v for k, v in spec.items() if k not in _OLD}, _SPEC)
+    yield from no_mappings(where, spec, "trainer", "runtimeRef", "initializer")
     yield from unknown_keys(f"{where}, trainer", mapping(spec.get("trainer")), _TRAINER)
     reference = mapping(spec.get("runtimeRef"))
     if not text(reference.get("name")):
