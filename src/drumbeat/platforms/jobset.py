@@ -58,9 +58,8 @@ def render(job: Job) -> Rendered:
 
 def place(job: Job) -> dict[str, str]:
     """The variables by which a pod of a JobSet that is called as the job finds itself."""
-    if job.nodes == 1:
-        return {}
-    return {"DRUMBEAT_NODES": str(job.nodes), "DRUMBEAT_SUBDOMAIN": job.name}
+    found = {"DRUMBEAT_NODES": str(job.nodes)}
+    return found | ({"DRUMBEAT_SUBDOMAIN": job.name} if job.nodes > 1 else {})
 
 
 PLATFORM = Platform(

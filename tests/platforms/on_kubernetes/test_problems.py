@@ -317,9 +317,9 @@ class TestKnownKeys:
     def test_of_kubernetes(self):
         jobset = "jobset.x-k8s.io_v1alpha2"
         pod = (*self.JOB, "template", "spec")
-        assert properties(jobset, *self.JOB) <= names.JOB_SPEC
-        assert properties(jobset, *pod) <= names.POD_SPEC
-        assert properties(jobset, *pod, "containers", "[]") <= names.CONTAINER
+        assert properties(jobset, *self.JOB) == names.JOB_SPEC
+        assert properties(jobset, *pod) == names.POD_SPEC
+        assert properties(jobset, *pod, "containers", "[]") == names.CONTAINER
 
     def test_of_the_kinds(self):
         from drumbeat.platforms.kubernetes_manifests import jobs, tfjob, trainjob

@@ -245,7 +245,10 @@ class TestJobSet:
         assert jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["backoffLimit"] == 0
 
     def test_one_node_needs_no_name(self, rendered):
-        assert "DRUMBEAT" not in str(rendered("jobset", workers=1))
+        text = str(rendered("jobset", workers=1))
+        assert "DRUMBEAT_NODES" in text
+        assert "SUBDOMAIN" not in text
+        assert "TOKEN" not in text
 
     def test_ttl(self, rendered):
         (jobset,) = rendered("jobset", kubernetes={"keep": "2h"})

@@ -26,10 +26,9 @@ POD_SPEC = _keys(
     "enableServiceLinks ephemeralContainers hostAliases hostIPC hostNetwork hostPID hostUsers "
     "hostname hostnameOverride imagePullSecrets initContainers nodeName nodeSelector os overhead "
     "preemptionPolicy priority priorityClassName readinessGates resourceClaims resources "
-    "restartPolicy runtimeClassName schedulerName schedulingGates schedulingGroup securityContext serviceAccount "
-    "serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain "
-    "terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes "
-    "workloadRef"
+    "restartPolicy runtimeClassName schedulerName schedulingGates schedulingGroup securityContext "
+    "serviceAccount serviceAccountName setHostnameAsFQDN shareProcessNamespace subdomain "
+    "terminationGracePeriodSeconds tolerations topologySpreadConstraints volumes"
 )
 CONTAINER = _keys(
     "args command env envFrom image imagePullPolicy lifecycle livenessProbe name ports "
@@ -39,7 +38,7 @@ CONTAINER = _keys(
 )
 JOB_SPEC = _keys(
     "activeDeadlineSeconds backoffLimit backoffLimitPerIndex completionMode completions managedBy "
-    "manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy scheduling "
+    "manualSelector maxFailedIndexes parallelism podFailurePolicy podReplacementPolicy "
     "selector successPolicy suspend template ttlSecondsAfterFinished"
 )
 

@@ -52,7 +52,7 @@ def rehearsal(
         absent |= found.absent
         if command.TOKEN in found.absent:
             env[command.TOKEN] = token
-        if NODES in env and RENDEZVOUS not in env:
+        if env.get(NODES, "1") != "1" and RENDEZVOUS not in env:
             env[RENDEZVOUS] = hosts.address(pods[0], command.PORT)
             added[_MEETING] = None
         words = tuple(hosts.here(word) for word in _command(pod, found.values))
