@@ -90,6 +90,11 @@ class Server:
             raise Refused(what, error.status or 0, _said(error), self._where()) from None
         except (HTTPError, OSError) as error:
             raise self.unreachable(error) from None
+        except ValueError as error:  # the client checks what comes back
+            raise ConfigError(
+                f"{self._where()} gave an answer that can't be read, asked to {what}: "
+                f"{shown(str(error), 200)}"
+            ) from None
 
     def unreachable(self, error: Exception) -> ConfigError:
         """The message for a server that does not answer."""

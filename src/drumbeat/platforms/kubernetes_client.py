@@ -89,15 +89,17 @@ class KubernetesClient:
             ConfigError: There are no credentials, or the server refuses.
         """
         space = self._server.namespace
-        made: list[dict[str, Any]] = []
+        made: list[tuple[str, str]] = []
+        owner: Mapping[str, Any] = {}
         try:
             for document in parse_yaml(rendered.main, "the manifest"):
-                made.append(self._create(space, document.value))
+                owner = self._create(space, document.value)
+                made.append((document.value["kind"], document.value["metadata"]["name"]))
             if _has_token(job, rendered):
-                self._create_token(space, job, made[-1])
+                self._create_token(space, job, owner)
         except BaseException:
-            for item in reversed(made):
-                self._delete(space, item["kind"], item["metadata"]["name"])
+            for kind, name in reversed(made):
+                self._delete(space, kind, name)
             raise
         return f"{space}/{job.name}"
 
@@ -159,12 +161,11 @@ class KubernetesClient:
 
     def _create(self, space: str, document: dict[str, Any]) -> dict[str, Any]:
         kind, name = document["kind"], document["metadata"]["name"]
-        objects = self._server.objects()
         try:
-            return self._server.call(
+            self._server.call(
                 f"create the {kind} {name}",
-                objects.create_namespaced_custom_object,
-                *self._place(kind),
+                self._server.objects().create_namespaced_custom_object,
+                **self._place(kind),
                 body=document,
                 namespace=space,
             )
@@ -177,24 +178,28 @@ class KubernetesClient:
             if error.status == 404:
                 self._check_installed(kind)
             raise
+        return self._read(space, kind, name)
 
     def _create_token(self, space: str, job: Job, owner: Mapping[str, Any]) -> None:
+        from kubernetes import client
+
         name = pods.token_secret(job)
-        reference = {
-            "apiVersion": owner["apiVersion"],
-            "kind": owner["kind"],
-            "name": owner["metadata"]["name"],
-            "uid": owner["metadata"].get("uid", ""),
-        }
-        body = {
-            "metadata": {
-                "name": name,
-                "labels": {**OWN_LABELS, "app.kubernetes.io/instance": job.name},
-                "ownerReferences": [reference],
-            },
-            "type": "Opaque",
-            "stringData": {pods.TOKEN_KEY: secrets.token_hex(32)},
-        }
+        reference = client.V1OwnerReference(
+            api_version=owner["apiVersion"],
+            kind=owner["kind"],
+            name=owner["metadata"]["name"],
+            uid=owner["metadata"]["uid"],
+        )
+        metadata = client.V1ObjectMeta(
+            name=name,
+            labels={**OWN_LABELS, "app.kubernetes.io/instance": job.name},
+            owner_references=[reference],
+        )
+        body = client.V1Secret(
+            metadata=metadata,
+            type="Opaque",
+            string_data={pods.TOKEN_KEY: secrets.token_hex(32)},
+        )
         try:
             self._server.call(
                 f"create the Secret {name}",
@@ -210,18 +215,21 @@ class KubernetesClient:
     def _get(self, space: str, name: str) -> dict[str, Any]:
         kind = self._target.kind
         try:
-            return self._server.call(
-                f"read the {kind} {name}",
-                self._server.objects().get_namespaced_custom_object,
-                *self._place(kind),
-                namespace=space,
-                name=name,
-            )
+            return self._read(space, kind, name)
         except Refused as error:
             if error.status != 404:
                 raise
             self._check_installed(kind)
             raise ConfigError(f"There is no {kind} {name} in the namespace {space}.") from None
+
+    def _read(self, space: str, kind: str, name: str) -> dict[str, Any]:
+        return self._server.call(
+            f"read the {kind} {name}",
+            self._server.objects().get_namespaced_custom_object,
+            **self._place(kind),
+            namespace=space,
+            name=name,
+        )
 
     def _tasks(self, space: str, name: str) -> dict[str, Task]:
         found = self._server.call(
@@ -238,15 +246,15 @@ class KubernetesClient:
         Raises:
             ConfigError: It doesn't.
         """
-        group, version, plural = self._place(kind)
+        place = self._place(kind)
         try:
             known = self._server.call(
-                f"list what {group} has",
+                f"list what {place['group']} has",
                 self._server.objects().get_api_resources,
-                group,
-                version,
+                place["group"],
+                place["version"],
             )
-            if any(each.name == plural for each in known.resources):
+            if any(each.name == place["plural"] for each in known.resources):
                 return
         except Refused as error:
             if error.status != 404:
@@ -261,7 +269,7 @@ class KubernetesClient:
             self._server.call(
                 f"delete the {kind} {name}",
                 self._server.objects().delete_namespaced_custom_object,
-                *self._place(kind),
+                **self._place(kind),
                 namespace=space,
                 name=name,
                 propagation_policy="Background",
@@ -272,13 +280,7 @@ class KubernetesClient:
 
     def _delete_own_runtime(self, space: str, kind: str, name: str) -> None:
         try:
-            item = self._server.call(
-                f"read the {kind} {name}",
-                self._server.objects().get_namespaced_custom_object,
-                *self._place(kind),
-                namespace=space,
-                name=name,
-            )
+            item = self._read(space, kind, name)
         except Refused as error:
             if error.status != 404:
                 raise
@@ -302,9 +304,10 @@ class KubernetesClient:
             if error.status not in (403, 404):
                 raise
 
-    def _place(self, kind: str) -> tuple[str, str, str]:
+    def _place(self, kind: str) -> dict[str, str]:
         group, _, version = self._target.api.partition("/")
-        return group, version, _PLURALS.get(kind, self._target.plural)
+        plural = _PLURALS.get(kind, self._target.plural)
+        return {"group": group, "version": version, "plural": plural}
 
     def _split(self, job_id: str) -> tuple[str, str]:
         space, slash, name = job_id.rpartition("/")

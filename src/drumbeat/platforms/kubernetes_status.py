@@ -66,7 +66,8 @@ def state_of(item: Mapping[str, Any], tasks: Iterable[Task]) -> tuple[str, str]:
     last = _detail(conditions[-1]) if conditions else ""
     if any(each.get("type") == "Suspended" for each in conditions):
         return "pending", last
-    return ("running" if any(task.running for task in tasks) else "pending"), last
+    runs = any(each.get("type") == "Running" for each in conditions)
+    return ("running" if runs or any(task.running for task in tasks) else "pending"), last
 
 
 def newest(pods: Iterable[Any]) -> dict[str, Task]:
