@@ -10,6 +10,7 @@ import typer
 
 from drumbeat import __version__
 from drumbeat.cli.check import check
+from drumbeat.cli.doctor import doctor
 from drumbeat.cli.hook import install_hook, remove_hook
 from drumbeat.cli.jobs import init, logs, render, status, stop, submit
 from drumbeat.cli.port import port
@@ -443,6 +444,7 @@ app.command(
 )(check)
 app.command()(tune)
 app.command()(whoami)
+app.command()(doctor)
 app.command("install-hook")(install_hook)
 app.command("remove-hook")(remove_hook)
 app.command(no_args_is_help=True)(port)

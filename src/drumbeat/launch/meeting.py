@@ -127,7 +127,7 @@ class Meeting:
                 timeout_s=timeout_s,
             )
         address = self._server.address if self._server else settings.rendezvous
-        self._host = self._host or _address_towards(settings.rendezvous)
+        self._host = self._host or address_towards(settings.rendezvous)
         if settings.min_nodes < settings.nodes:
             timeout_s += LATE_S  # whoever hosts it decides, and may begin later
         self._client = await Client.join(
@@ -330,7 +330,7 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _address_towards(address: tuple[str, int]) -> str:
+def address_towards(address: tuple[str, int]) -> str:
     """The address of this machine on the way to another; nothing is sent.
 
     Raises:

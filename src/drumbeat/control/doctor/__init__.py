@@ -1,0 +1,1 @@
+"""What `drumbeat doctor` makes of what was found. Pure: others look, these judge."""

@@ -1,0 +1,1 @@
+"""What `drumbeat doctor` looks at: sockets, files, the machine. It judges nothing."""

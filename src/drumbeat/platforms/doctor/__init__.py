@@ -1,0 +1,1 @@
+"""What `drumbeat doctor` says of a script, a job file and a manifest."""

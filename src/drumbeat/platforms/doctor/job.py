@@ -1,0 +1,340 @@
+"""What is wrong with a job before any platform has it. Pure: `Folder` says what is where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from drumbeat.cluster.wording import listed
+from drumbeat.control.comparison import workers as count_of
+from drumbeat.control.doctor.credentials import DRIVERS, EXTRAS, GOOGLE, cloud_of
+from drumbeat.control.doctor.machine import MIB, SHM_OF_GPUS, SHM_OF_WORKER
+from drumbeat.control.doctor.result import Result, error, ok, warning
+from drumbeat.errors import ConfigError
+from drumbeat.platforms import command
+from drumbeat.platforms.doctor import script as scripts
+from drumbeat.platforms.jobfile.documents import read_text
+from drumbeat.platforms.jobfile.model import Job, Mount
+
+DEFAULT_SHM = 64 * MIB
+"""Of a container to which nobody gives another size."""
+# Come with drumbeat, or are it.
+_OURS = frozenset({"drumbeat", "tensorflow", "keras", "numpy", "tensorboard", "mpi4py", "fsspec"})
+_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
+
+_MORE = re.compile(r"^\s*(-r|-e|--requirement|--editable|\.|git\+|https?:)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """What the checks look at beside the job.
+
+    Attributes:
+        script: The script's text; None where there is no such file.
+        local_modules: Names that can be imported from the folder.
+        requirements: Text of the file of requirements; None without one.
+        requirements_name: Its name.
+        has_data: Whether the data's path is in the folder.
+        distributions: Which packages have what is imported by a name, as far as it is installed
+            here.
+    """
+
+    script: str | None = None
+    local_modules: frozenset[str] = frozenset()
+    requirements: str | None = None
+    requirements_name: str = "requirements.txt"
+    has_data: bool = False
+    distributions: Mapping[str, list[str]] = field(default_factory=dict)
+
+
+def look(job: Job, folder: Path, distributions: Mapping[str, list[str]]) -> Folder:
+    """Reads what is there."""
+    name = job.docker.requirements or "requirements.txt"
+    modules = {path.stem for path in folder.glob("*.py")}
+    modules |= {path.parent.name for path in folder.glob("*/*.py")}
+    data = job.data if job.data is not None and "://" not in job.data else None
+    return Folder(
+        script=_text(_script_path(job, folder)),
+        local_modules=frozenset(modules),
+        requirements=_text(folder / name),
+        requirements_name=name,
+        has_data=data is not None and not data.startswith("/") and (folder / data).exists(),
+        distributions=distributions,
+    )
+
+
+def _script_path(job: Job, folder: Path) -> Path:
+    if job.script is not None:
+        return folder / job.script
+    path = folder.joinpath(*str(job.module).split("."))
+    return path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return read_text(path)
+    except ConfigError:
+        return None
+
+
+def check(job: Job, folder: Folder, files: int | None = None) -> list[Result]:
+    """All that is to be said about a job.
+
+    Args:
+        job: The job.
+        folder: What is where.
+        files: How many files the data has; None if unknown.
+    """
+    return [
+        *_script(job, folder, files),
+        *_requirements(job, folder),
+        *_credentials(job, folder),
+        *_data(job, folder),
+        *_output(job),
+        *_shm(job),
+    ]
+
+
+def _script(job: Job, folder: Folder, files: int | None) -> list[Result]:
+    name = job.script or f"module {job.module}"
+    if folder.script is None:
+        if job.module is not None:
+            return [warning("script", f"{name} is not in this folder; is it in the image?")]
+        if str(job.script).startswith("/"):
+            return [warning("script", f"{name} is not here; expected it in the image.")]
+        return [
+            error(
+                "script",
+                f"{name} is not in the job file's folder, from which the image is made. Correct "
+                "script: in the job file, or put it there.",
+            )
+        ]
+    found: list[Result] = []
+    if ".." in PurePosixPath(name).parts or name.startswith("/"):
+        found.append(
+            warning(
+                "script",
+                f"{name} is outside of the job file's folder, which is what the image has. "
+                "Expected a path from that folder.",
+            )
+        )
+    seen = scripts.look(folder.script, name)
+    found += scripts.check(seen, name, workers=job.workers, files=files)
+    return found
+
+
+def _requirements(job: Job, folder: Folder) -> list[Result]:
+    if folder.requirements is None or folder.script is None:
+        return []
+    listed_names = {name for name, _ in _names(folder.requirements)}
+    if _MORE.search(folder.requirements):
+        return []  # more than can be seen here
+    missing = {}
+    seen = scripts.look(folder.script, "")
+    for name, line in seen.imports.items():
+        if name in folder.local_modules or name in _OURS:
+            continue
+        packages = {_normal(each) for each in folder.distributions.get(name, [])}
+        # Only of what is installed here is it sure which package it comes from.
+        if packages and not packages & listed_names:
+            missing[name] = (line, sorted(packages)[0])
+    if not missing:
+        return [ok("requirements", f"{folder.requirements_name} has what {job.script} imports.")]
+    return [
+        warning(
+            "requirements",
+            f"{job.script}:{line} imports {name}, but {folder.requirements_name} does not list "
+            f"{package}. Add it, unless another package brings it.",
+        )
+        for name, (line, package) in missing.items()
+    ]
+
+
+def _names(text: str) -> list[tuple[str, frozenset[str]]]:
+    found = []
+    for line in text.splitlines():
+        match = _REQUIREMENT.match(line.partition("#")[0])
+        if match:
+            extras = frozenset(part.strip() for part in (match[2] or "").split(","))
+            found.append((_normal(match[1]), extras))
+    return found
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _credentials(job: Job, folder: Folder) -> list[Result]:
+    places = {"data": job.data, "output": job.output, "backups": command.backup_dir(job)}
+    clouds: dict[str, str] = {}
+    for url in places.values():
+        if url is not None and (cloud := cloud_of(url)) is not None:
+            clouds.setdefault(cloud, url)
+    found: list[Result] = []
+    for cloud, url in clouds.items():
+        found += _driver(cloud, url, folder)
+        names = {secret.env for secret in job.secrets} | set(job.environment)
+        wanted = "GOOGLE_APPLICATION_CREDENTIALS" if cloud == GOOGLE else "AWS_ACCESS_KEY_ID"
+        if wanted in names or (cloud != GOOGLE and "AWS_WEB_IDENTITY_TOKEN_FILE" in names):
+            found.append(ok("credentials", f"{url}: by {wanted}, which the job sets."))
+        elif job.kubernetes.service_account is not None:
+            account = job.kubernetes.service_account
+            found.append(ok("credentials", f"{url}: as the service account {account}."))
+        else:
+            found.append(
+                warning(
+                    "credentials",
+                    f"{url} needs a login, and the job file gives none: fine on the cloud's own "
+                    "machines (Vertex AI, SageMaker, nodes with a role), not elsewhere. Expected "
+                    f"secrets: with env: {wanted}, or kubernetes.service_account.",
+                )
+            )
+    for secret in job.secrets:
+        if secret.env == "GOOGLE_APPLICATION_CREDENTIALS" and secret.path is None:
+            found.append(
+                error(
+                    "credentials",
+                    f"The secret {secret.name} puts its value into GOOGLE_APPLICATION_CREDENTIALS, "
+                    "which has to name a file. Add path:, the folder where the file is to lie.",
+                )
+            )
+    return found
+
+
+def _driver(cloud: str, url: str, folder: Folder) -> list[Result]:
+    if folder.requirements is None:
+        return []
+    names = _names(folder.requirements)
+    extra, driver = EXTRAS[cloud], DRIVERS[cloud]
+    if any(name == driver or (name == "drumbeat" and extra in extras) for name, extras in names):
+        return [ok("driver", f"{folder.requirements_name} has {driver} for {url}.")]
+    return [
+        error(
+            "driver",
+            f"{url} needs {driver}, which {folder.requirements_name} does not list. Add "
+            f"drumbeat[{extra}] to it.",
+        )
+    ]
+
+
+def _mount(job: Job, path: str) -> Mount | None:
+    """The mount that a path of the container is in."""
+    inside = PurePosixPath(path)
+    mounts = [each for each in job.mounts if inside.is_relative_to(PurePosixPath(each.path))]
+    return max(mounts, key=lambda each: len(each.path), default=None)
+
+
+def _data(job: Job, folder: Folder) -> list[Result]:
+    if job.data is None or "://" in job.data:
+        return []
+    if folder.has_data:
+        return [ok("data", f"{job.data} is in the job file's folder, and so in the image.")]
+    if not job.data.startswith("/"):
+        return [
+            error(
+                "data",
+                f"data is {job.data}, which is not in the job file's folder, from which the image "
+                "is made. Put it there, name a URL, or mount it (mounts:) and give its absolute "
+                "path.",
+            )
+        ]
+    if _mount(job, job.data) is None:
+        return [
+            warning(
+                "data",
+                f"data is {job.data}, and no mount of the job file is there: containers do not see "
+                "this machine's folders. Expected an entry of mounts: with that path, or a URL; on "
+                "Slurm, a folder that all nodes share.",
+            )
+        ]
+    return [ok("data", f"{job.data} is in a mount.")]
+
+
+def _output(job: Job) -> list[Result]:
+    found: list[Result] = []
+    places = {"output": job.output, "run.backup_dir": job.run.backup_dir}
+    for key, place in places.items():
+        if place is None or "://" in place:
+            continue
+        mount = _mount(job, place) if place.startswith("/") else None
+        if mount is None:
+            found.append(_unshared(job, key, place))
+        elif mount.read_only:
+            found.append(
+                error(
+                    "output",
+                    f"{key} is {place}, but the mount {mount.name} is read-only. Leave out "
+                    "read_only, or name another place.",
+                )
+            )
+        elif mount.source is not None and ":" not in mount.source and job.nodes > 1:
+            found.append(
+                warning(
+                    "output",
+                    f"{key} is {place}, in the mount {mount.name} of the folder {mount.source}: "
+                    f"each of the {job.nodes} nodes has a folder of its own, unless it is one file "
+                    "system on all of them. Expected a volume that they share, or a URL.",
+                )
+            )
+        else:
+            found.append(ok("output", f"{place} is in the mount {mount.name}."))
+    return found
+
+
+def _unshared(job: Job, key: str, place: str) -> Result:
+    expected = "Expected a URL (gs://, s3://), or an absolute path in one of mounts:"
+    if job.nodes > 1:
+        return error(
+            "output",
+            f"{key} is {place}, in each of the {job.nodes} nodes' own file system: they do not "
+            f"share it, and in containers it is gone with them. {expected}; on Slurm a folder "
+            "that all nodes share will do.",
+        )
+    return warning(
+        "output",
+        f"{key} is {place}, in the container's own file system, which is gone with it. {expected}.",
+    )
+
+
+def _shm(job: Job) -> list[Result]:
+    size, local = job.resources.shm, job.devices.count
+    need = SHM_OF_GPUS if job.devices.gpus > 1 else SHM_OF_WORKER * local
+    if size is not None and size < need:
+        return [
+            error(
+                "shm",
+                f"resources.shm is {size // MIB} MiB; {local} workers of one node need "
+                f"{need // MIB} ({_WHY[job.devices.type]}). Raise it.",
+            )
+        ]
+    if size is None and need > DEFAULT_SHM:
+        return [
+            warning(
+                "shm",
+                f"resources.shm is not set, and containers have 64 MiB where nobody gives more; "
+                f"{local} workers of one node need {need // MIB} ({_WHY[job.devices.type]}). Set "
+                f"it, such as to {max(1, need // 1024**3)}Gi.",
+            )
+        ]
+    if size is not None and job.resources.memory is not None and size > job.resources.memory:
+        return [
+            warning(
+                "shm",
+                "resources.shm is more than resources.memory, of which it is a part: the node's "
+                "processes would be killed before it is full.",
+            )
+        ]
+    return [ok("shm", f"Enough for {count_of(local)} on each node.")]
+
+
+_WHY = {"gpu": "NCCL between GPUs", "cpu": "MPI"}
+
+
+def told(job: Job) -> str:
+    """What the job is, in a line."""
+    parts = [f"{count_of(job.workers)} on {job.nodes} node{'s' * (job.nodes > 1)}"]
+    parts += [f"{job.ps} ps"] if job.ps else []
+    parts += ["an evaluator"] if job.evaluator else []
+    return f"{job.name}: {listed(parts)}."

@@ -1,0 +1,334 @@
+"""Mistakes in scripts, job files and manifests that `drumbeat doctor` finds."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from drumbeat.control.doctor.result import ERROR, OK, WARNING
+from drumbeat.errors import ConfigError
+from drumbeat.platforms import registry
+from drumbeat.platforms.doctor import job as jobs
+from drumbeat.platforms.doctor import manifest as manifests
+from drumbeat.platforms.doctor import script
+from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.platform import Platform, Process, Rehearsal
+
+DISTRIBUTIONS = {"sklearn": ["scikit-learn"], "yaml": ["PyYAML"], "tensorflow": ["tensorflow"]}
+
+
+def found(results, state: str) -> list[str]:
+    return [f"{each.check}: {each.text}" for each in results if each.state == state]
+
+
+def seen(text: str, workers: int = 3, files: int | None = None):
+    text = textwrap.dedent(text)
+    return script.check(script.look(text, "t.py"), "t.py", workers=workers, files=files)
+
+
+class TestScript:
+    @pytest.mark.parametrize(
+        ("text", "workers", "said"),
+        [
+            ("ds.batch(64)", 4, None),
+            ("ds.batch(64)", 3, "t.py:1: a batch of 64 can't be divided by 3 workers"),
+            ("ds.batch(2)", 3, "t.py:1: a batch of 2 for 3 workers leaves some of them without"),
+            ("SIZE = 32 * 2\nds.batch(SIZE)", 3, "t.py:2: a batch of 64 can't"),
+            ("SIZE = 32\nds.batch(SIZE * 2, drop_remainder=True)", 3, "t.py:2: a batch of 64"),
+            ("model.fit(x, y, batch_size=50)", 4, "t.py:1: a batch of 50 can't"),
+            ("model.fit(x, y,\n  batch_size=B)\nB = 1", 4, "t.py:2: a batch of 1 for"),
+            # Nothing is said of what can't be seen.
+            ("ds.batch(64 * strategy.num_replicas_in_sync)", 3, None),
+            ("SIZE = 64\nif big:\n  SIZE = 60\nds.batch(SIZE)", 7, None),
+            ("SIZE = 64\nSIZE += 1\nds.batch(SIZE)", 7, None),
+            ("def f():\n  size = 64\n  ds.batch(size)", 7, None),
+            ("ds.batch(args.batch)", 3, None),
+            ("ds.batch(0)", 3, None),
+            ("ds.batch(True)", 3, None),
+            ("ds.batch()", 3, None),
+            ("log.batch('x')", 3, None),
+        ],
+    )
+    def test_batches(self, text, workers, said):
+        warnings = found(seen(text, workers), WARNING)
+        assert len(warnings) == (said is not None)
+        assert said is None or said in warnings[0]
+        assert found(seen(text, workers), ERROR) == []
+
+    @pytest.mark.parametrize(
+        ("policy", "files", "warns"),
+        [
+            ("tf.data.experimental.AutoShardPolicy.FILE", 2, True),
+            ("AutoShardPolicy.FILE", 2, True),
+            ("AutoShardPolicy.FILE", 3, False),
+            ("AutoShardPolicy.FILE", None, False),
+            ("AutoShardPolicy.DATA", 2, False),
+            ("Kind.FILE", 2, False),
+        ],
+    )
+    def test_file_sharding_with_few_files(self, policy, files, warns):
+        text = f"options.experimental_distribute.auto_shard_policy = {policy}"
+        warnings = found(seen(text, 3, files), WARNING)
+        assert len(warnings) == warns
+        assert not warns or "can't share 2 files among 3 workers" in warnings[0]
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("x = (", "t.py:1: '(' was never closed"),
+            ("print 'x'", "t.py:1: "),
+            ("a\0b", "t.py: "),
+            ("(" * 5000, "t.py"),
+        ],
+    )
+    def test_what_is_no_python(self, text, said):
+        assert found(seen(text), ERROR)[0].startswith(f"script: {said}")
+
+    @pytest.mark.timeout(60)
+    @given(st.text("abc=()[]:.\n \t'\"#@*01,batch", max_size=60))
+    def test_any_text_is_read(self, text):
+        assert script.look(text, "t.py") is not None
+
+
+def a_job(**keys) -> Job:
+    return Job.model_validate({"name": "digits", "script": "t.py", "workers": 3, **keys})
+
+
+def a_folder(**keys) -> jobs.Folder:
+    return jobs.Folder(**{"script": "import tensorflow", "distributions": DISTRIBUTIONS, **keys})
+
+
+NAS = [{"name": "nas", "path": "/nas", "source": "nas:/x"}]
+PVC = [{"name": "claim", "path": "/nas"}]
+OUTPUT_OF_ONE = "in the container's own file system"
+KEY = [{"name": "key", "env": "GOOGLE_APPLICATION_CREDENTIALS", "path": "/s"}]
+# What is wrong, and next to it what is right.
+JOBS = [
+    # check, state, the job's keys, the folder, what is said, and the same put right.
+    ("script", ERROR, {}, {"script": None}, "t.py is not in the job file's folder", ({}, {})),
+    ("script", ERROR, {}, {"script": "x ="}, "t.py:1: invalid syntax", ({}, {})),
+    ("script", WARNING, {"script": "../t.py"}, {}, "outside of the job file's folder", ({}, {})),
+    ("script", WARNING, {"script": None, "module": "p.t"}, {"script": None}, "is not in this",
+     ({}, {})),
+    ("batch", WARNING, {"workers": 4}, {"script": "d.batch(6)"}, "can't be divided by 4",
+     ({"workers": 3}, {"script": "d.batch(6)"})),
+    ("requirements", WARNING, {}, {"script": "import sklearn", "requirements": "numpy"},
+     "t.py:1 imports sklearn, but requirements.txt does not list scikit-learn",
+     ({}, {"script": "import sklearn", "requirements": "numpy\nScikit_Learn>=1 # x"})),
+    ("driver", ERROR, {"data": "gs://b/x", "secrets": KEY}, {"requirements": "numpy"},
+     "gs://b/x needs gcsfs, which requirements.txt does not list. Add drumbeat[gcs]",
+     ({"data": "gs://b/x", "secrets": KEY}, {"requirements": "drumbeat[gcs, s3]==1"})),
+    ("credentials", WARNING, {"data": "gs://b/x"}, {}, "gs://b/x needs a login, and the job file "
+     "gives none", ({"data": "gs://b/x", "secrets": KEY}, {})),
+    ("credentials", WARNING, {"output": "s3://b/x"}, {}, "s3://b/x needs a login",
+     ({"output": "s3://b/x", "kubernetes": {"service_account": "a"}}, {})),
+    ("credentials", ERROR, {"secrets": [{"name": "key", "env": "GOOGLE_APPLICATION_CREDENTIALS"}]},
+     {}, "has to name a file. Add path:", ({"secrets": KEY}, {})),
+    ("data", ERROR, {"data": "digits"}, {}, "data is digits, which is not in the job file's folder",
+     ({"data": "digits"}, {"has_data": True})),
+    ("data", WARNING, {"data": "/data"}, {}, "no mount of the job file is there",
+     ({"data": "/nas/data", "mounts": NAS}, {})),
+    ("output", ERROR, {"output": "runs"}, {}, "in each of the 3 nodes' own file system",
+     ({"output": "/nas/runs", "mounts": PVC}, {})),
+    ("output", ERROR, {"output": "/tmp/x"}, {}, "in each of the 3 nodes' own file system",
+     ({"output": "/nas", "mounts": NAS}, {})),
+    ("output", ERROR, {"run": {"backup_dir": "b"}}, {}, "run.backup_dir is b, in each",
+     ({"run": {"backup_dir": "/nas/b"}, "mounts": NAS}, {})),
+    ("output", WARNING, {"output": "runs", "workers": 1}, {}, OUTPUT_OF_ONE,
+     ({"output": "/nas/runs", "mounts": PVC, "workers": 1}, {})),
+    ("output", WARNING, {"output": "/nas", "mounts": [NAS[0] | {"source": "/mnt"}]}, {},
+     "each of the 3 nodes has a folder of its own", ({"output": "/nas", "mounts": NAS}, {})),
+    ("output", ERROR, {"output": "/nas", "mounts": [PVC[0] | {"read_only": True}]}, {},
+     "the mount claim is read-only", ({"output": "/nas", "mounts": PVC}, {})),
+    ("shm", WARNING, {"workers": 4, "devices": {"type": "gpu", "count": 4}}, {},
+     "containers have 64 MiB where nobody gives more; 4 workers of one node need 1024",
+     ({"workers": 4, "devices": {"type": "gpu", "count": 4}, "resources": {"shm": "1Gi"}}, {})),
+    ("shm", ERROR, {"workers": 4, "devices": {"count": 4}, "resources": {"shm": "4Mi"}}, {},
+     "resources.shm is 4 MiB; 4 workers of one node need 8",
+     ({"workers": 4, "devices": {"count": 4}}, {})),
+    ("shm", WARNING, {"resources": {"shm": "8Gi", "memory": "4Gi"}}, {}, "more than resources.mem",
+     ({"resources": {"shm": "2Gi", "memory": "4Gi"}}, {})),
+]  # fmt: skip
+
+
+class TestJob:
+    @pytest.mark.parametrize(
+        ("check", "state", "keys", "folder", "said", "right"),
+        JOBS,
+        ids=[f"{case[0]}-{number}" for number, case in enumerate(JOBS)],
+    )
+    def test_a_mistake_is_found_and_gone_when_mended(self, check, state, keys, folder, said, right):
+        wrong = jobs.check(a_job(**keys), a_folder(**folder))
+        assert any(text.startswith(f"{check}: ") and said in text for text in found(wrong, state))
+        mended = jobs.check(a_job(**right[0]), a_folder(**right[1]))
+        assert not [each for each in mended if each.check == check and each.state != OK]
+
+    def test_a_plain_job_has_none(self):
+        results = jobs.check(a_job(), a_folder())
+        assert {each.state for each in results} == {OK}
+
+    @pytest.mark.parametrize(
+        "requirements", ["-r other.txt", "git+https://x/y", "-e .", "./local", "https://x/y.whl"]
+    )
+    def test_requirements_that_say_more_are_left_alone(self, requirements):
+        folder = a_folder(script="import sklearn", requirements=requirements)
+        assert not found(jobs.check(a_job(), folder), WARNING)
+
+    @pytest.mark.parametrize(
+        "line",
+        ["try:\n  import sklearn\nexcept ImportError: pass", "def f():\n  import sklearn",
+         "import os, json", "import helpers", "import nobody_knows_it", "from . import x"],
+    )  # fmt: skip
+    def test_imports_that_are_not_sure_to_be_missing(self, line):
+        folder = a_folder(script=line, requirements="numpy", local_modules=frozenset({"helpers"}))
+        assert not found(jobs.check(a_job(), folder), WARNING)
+
+    def test_the_folder_is_read(self, tmp_path):
+        (tmp_path / "t.py").write_text("import a")
+        (tmp_path / "helpers.py").write_text("")
+        (tmp_path / "pkg").mkdir()
+        (tmp_path / "pkg" / "train.py").write_text("in pkg")
+        (tmp_path / "needs.txt").write_text("numpy")
+        job = a_job(docker={"requirements": "needs.txt"}, data="pkg")
+        folder = jobs.look(job, tmp_path, {})
+        assert folder.script == "import a"
+        assert folder.local_modules == {"t", "helpers", "pkg"}
+        assert folder.requirements == "numpy"
+        assert folder.has_data
+        module = Job.model_validate({"name": "a", "module": "pkg.train"})
+        assert jobs.look(module, tmp_path, {}).script == "in pkg"
+        (tmp_path / "t.py").write_bytes(b"\xff\xfe")
+        assert jobs.look(job, tmp_path, {}).script is None
+
+
+def env(index: int, *addresses: str) -> dict[str, str]:
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    return {"TF_CONFIG": json.dumps(config)}
+
+
+def processes(*envs: dict[str, str]) -> tuple[Process, ...]:
+    command = ("drumbeat", "run", "t.py")
+    return tuple(
+        Process(name=f"worker-{number}", command=command, env=each)
+        for number, each in enumerate(envs)
+    )
+
+
+TWO = (env(0, "a:1", "b:1"), env(1, "a:1", "b:1"))
+
+
+class TestProcesses:
+    @pytest.mark.parametrize(
+        ("envs", "said"),
+        [
+            (TWO, None),
+            ((TWO[0], TWO[0]), "TF_CONFIG: worker-0 and worker-1 are both worker 0"),
+            ((TWO[0],), "TF_CONFIG: The cluster has worker 1, which none of worker-0 is"),
+            ((TWO[0], env(1, "a:1", "c:1")), "was given another cluster than worker-0"),
+            ((TWO[0], {"TF_CONFIG": "{"}), "TF_CONFIG: worker-1: TF_CONFIG: it is not JSON"),
+            ((env(0, "a:1", "a:1"), TWO[1]), "TF_CONFIG: worker-0: TF_CONFIG: worker 0 and worker"),
+            ((TWO[0], env(2, "a:1", "b:1")), "task.index is 2"),
+            (({"DRUMBEAT_NODES": "2", "DRUMBEAT_NODE_RANK": "0"},), "DRUMBEAT_RENDEZVOUS is not"),
+        ],
+    )
+    def test_places(self, envs, said):
+        errors = found(manifests.check_processes(processes(*envs), True), ERROR)
+        assert bool(errors) == (said is not None)
+        assert said is None or said in errors[0]
+
+    def test_the_token(self):
+        assert (
+            "given no DRUMBEAT_TOKEN"
+            in found(manifests.check_processes(processes(*TWO), False), ERROR)[0]
+        )
+        with_token = tuple({**each, "DRUMBEAT_TOKEN": "x"} for each in TWO)
+        assert not found(manifests.check_processes(processes(*with_token), False), ERROR)
+        assert not found(manifests.check_processes(processes({}), False), ERROR)
+
+
+class TestManifest:
+    """With a platform whose file is a list of environments."""
+
+    @pytest.fixture
+    def check(self, tmp_path):
+        def rehearse(manifest, places):
+            if manifest.documents[0].value.get("refused"):
+                raise ConfigError("a.yaml can't be rehearsed.")
+            assert places.port() != places.port()
+            return Rehearsal(platform="fake", processes=processes(*TWO))
+
+        platform = Platform(
+            name="fake",
+            title="Fake",
+            recognises=lambda manifest: True,
+            problems=lambda manifest: [str(manifest.documents[0].value.get("wrong", ""))] * (
+                "wrong" in manifest.documents[0].value
+            ),
+            rehearse=rehearse,
+        )  # fmt: skip
+
+        def run(value) -> list:
+            path = tmp_path / "a.yaml"
+            path.write_text(json.dumps({"token": "DRUMBEAT_TOKEN", **value}))
+            return manifests.check(registry.read_manifest(path), platform)
+
+        return run
+
+    def test_a_good_one(self, check):
+        assert {each.state for each in check({})} == {OK}
+
+    @pytest.mark.parametrize(
+        ("value", "state", "said"),
+        [
+            ({"wrong": "the chief has 2 replicas."}, ERROR, "manifest: a.yaml: the chief has 2"),
+            ({"refused": True}, ERROR, "manifest: a.yaml can't be rehearsed."),
+            ({"env": [{"name": "TF_CONFIG", "value": env(0, "localhost:1", "localhost:2")[
+                "TF_CONFIG"]}]}, ERROR, "localhost: All 2 tasks are at addresses of this machine"),
+            ({"environment": env(0, "localhost:1", "127.0.0.1:2")}, ERROR, "each would wait for "),
+            ({"environment": env(0, "a:1", "a:1")}, ERROR, "have the same address"),
+            ({"containers": [{"name": "tensorflow"}]}, WARNING, "shm: 'tensorflow' keeps the 64 "),
+            ({"services": {"w": {"image": "a"}}}, WARNING, "shm: 'w' keeps the 64 MiB"),
+        ],
+    )  # fmt: skip
+    def test_a_bad_one(self, check, value, state, said):
+        texts = found(check(value), state)
+        assert len(texts) == 1
+        assert said in texts[0]
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            {"environment": env(0, "a:1", "b:2")},
+            {"env": [{"name": "TF_CONFIG", "value": '{"task": {"index": $(TASK_INDEX)}}'}]},
+            {"containers": [{"name": "x", "volumeMounts": [{"mountPath": "/dev/shm"}]}]},
+            {"services": {"w": {"shm_size": "1g"}}},
+            {"services": {"w": {"ipc": "host"}}},
+            {"containers": ["x", None], "services": ["y"]},
+        ],
+    )
+    def test_what_is_right(self, check, value):
+        assert {each.state for each in check(value)} == {OK}
+
+
+@pytest.mark.parametrize("name", registry.PLATFORMS)
+def test_what_is_rendered_has_no_mistake(name, tmp_path):
+    """The example job, and of each platform what drumbeat itself writes."""
+    from pathlib import Path
+
+    from drumbeat.platforms.jobfile import read
+
+    examples = Path(__file__).parents[2] / "docs" / "platforms" / "examples"
+    platform = registry.get(name)
+    own = examples / name / "drumbeat.yaml"
+    if platform.render is None:
+        pytest.skip(f"{name} renders nothing")
+    rendered = platform.render(read.read(own if own.exists() else examples / "drumbeat.yaml"))
+    path = tmp_path / next(iter(rendered.files))
+    path.write_text(rendered.main)
+    manifest = registry.read_manifest(path)
+    if platform.recognises(manifest):
+        assert not found(manifests.check(manifest, platform), ERROR)
