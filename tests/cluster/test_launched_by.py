@@ -20,6 +20,12 @@ SLURM = {
     "SLURM_DISTRIBUTION": "block",
 }
 SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2"}
+RESOURCES = {
+    "TRAINING_JOB_ARN": "arn:aws:sagemaker:eu-west-1:1:training-job/digits",
+    "SM_RESOURCE_CONFIG": json.dumps(
+        {"current_host": "algo-2", "hosts": ["algo-1", "algo-10", "algo-2"]}
+    ),
+}
 SKYPILOT = {
     "SKYPILOT_NODE_RANK": "1",
     "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5\n",
@@ -58,6 +64,11 @@ VERTEX = vertex({"0": 1, "1": 2}, "workerpool1", 1)
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "Slurm", 0, 1, ":2222"),
         (SAGEMAKER, "SageMaker", 1, 2, "algo-1:2222"),
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, "SageMaker", 0, 1, ":2222"),
+        # Hosts are sorted as text.
+        (RESOURCES, "SageMaker", 2, 3, "algo-1:2222"),
+        (RESOURCES | {"DRUMBEAT_RENDEZVOUS": "127.0.0.1:7"}, "SageMaker", 2, 3, "127.0.0.1:7"),
+        (RESOURCES | SAGEMAKER, "SageMaker", 1, 2, "algo-1:2222"),
+        ({"TRAINING_JOB_ARN": "arn"}, "SageMaker", 0, 1, ":2222"),
         (SKYPILOT, "SkyPilot", 1, 2, "10.0.0.4:2222"),
         (JOBSET, "Kubernetes", 2, 3, "train-node-0-0.train:2222"),
         (
@@ -103,6 +114,11 @@ BROKEN = [
     ("SageMaker", SAGEMAKER, {"SM_HOSTS": "[]"}, "expected a list"),
     ("SageMaker", SAGEMAKER, {"SM_HOSTS": '["algo-2","algo-2"]'}, "each host once"),
     ("SageMaker", SAGEMAKER, {"SM_HOSTS": '["a b","algo-2"]'}, "expected a name or an address"),
+    ("SageMaker", RESOURCES, {"SM_RESOURCE_CONFIG": "{"}, "expected JSON"),
+    ("SageMaker", RESOURCES, {"SM_RESOURCE_CONFIG": "[]"}, "expected an object"),
+    ("SageMaker", RESOURCES, {"SM_RESOURCE_CONFIG": '{"hosts": "a"}'}, "expected a list"),
+    ("SageMaker", RESOURCES, {"SM_RESOURCE_CONFIG": '{"hosts": ["a"]}'}, "current_host is ''"),
+    ("SageMaker", RESOURCES, {"DRUMBEAT_RENDEZVOUS": "algo-1"}, "has no port"),
     ("SkyPilot", SKYPILOT, {"SKYPILOT_NODE_IPS": ""}, "one address a line"),
     ("SkyPilot", SKYPILOT, {"SKYPILOT_NODE_RANK": "2"}, "expected 0 to 1"),
     ("SkyPilot", SKYPILOT, {"SKYPILOT_NODE_RANK": "-1"}, "expected a whole number"),
@@ -151,7 +167,7 @@ def test_each_platform_has_five_broken_environments():
 _TEXTS = st.text(st.sampled_from("0127 -[]{},:\"'nax²\n\x00"), max_size=20)
 
 
-@given(st.sampled_from([SLURM, SAGEMAKER, SKYPILOT, JOBSET, OURS, VERTEX]), st.data())
+@given(st.sampled_from([SLURM, SAGEMAKER, RESOURCES, SKYPILOT, JOBSET, OURS, VERTEX]), st.data())
 def test_any_value_is_taken_or_explained(env, data):
     name = data.draw(st.sampled_from(sorted(env)))
     try:
@@ -159,3 +175,21 @@ def test_any_value_is_taken_or_explained(env, data):
     except ConfigError:
         return
     assert found is None or 0 <= found.node_rank < found.nodes
+
+
+def test_sagemakers_file_is_read_where_it_alone_says_who_this_is():
+    text = RESOURCES["SM_RESOURCE_CONFIG"]
+    job = {"TRAINING_JOB_ARN": "arn"}
+    read: list[str] = []
+
+    def reader(path: str) -> str | None:
+        read.append(path)
+        return text
+
+    assert launched_by.with_files(job, reader) == {**job, "SM_RESOURCE_CONFIG": text}
+    assert read == ["/opt/ml/input/config/resourceconfig.json"]
+    for env in ({}, {**job, **SAGEMAKER}, RESOURCES):
+        assert launched_by.with_files(env, reader) == env
+    assert len(read) == 1
+    assert launched_by.with_files(job, lambda _: None) == job
+    assert "trains alone" in str(launched_by.find(job))

@@ -568,7 +568,7 @@ def test_each_replica_is_told_its_place_as_it_was():
         "evaluator-0": ("evaluator", 0),
     }.items():
         env = found[name].env
-        assert set(env) == {"TF_CONFIG", "CLUSTER_SPEC", "DRUMBEAT_TOKEN"}
+        assert set(env) == {"TF_CONFIG", "CLUSTER_SPEC"}
         config = json.loads(env["TF_CONFIG"])
         assert set(config) == {"cluster", "task", "job", "environment"}
         assert config["cluster"] == cluster

@@ -9,6 +9,7 @@ import typer
 
 from drumbeat.cluster import ClusterSpec, launched_by
 from drumbeat.errors import ConfigError
+from drumbeat.launch.place import environ_here
 
 _NOBODY = (
     "Nothing here says that this process is one of several: drumbeat run starts workers on this "
@@ -22,7 +23,7 @@ def whoami() -> None:
     `drumbeat run` without options takes the first that is shown. The exit code is 1 where
     something can't be used, or two of them contradict each other.
     """
-    lines, wrong = describe(os.environ)
+    lines, wrong = describe(environ_here(os.environ))
     print("\n".join(lines))
     raise typer.Exit(int(wrong))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drumbeat.cluster import launched_by, strategy_names
@@ -30,6 +31,11 @@ class Place:
     tasks: tuple[Task, ...] = ()
     lone_task: Task | None = None
     notes: tuple[str, ...] = ()
+
+
+def environ_here(env: Mapping[str, str]) -> dict[str, str]:
+    """`env`, with what the platform has put into files of this machine instead."""
+    return dict(launched_by.with_files(env, _text_of))
 
 
 def find_place(arguments: RunArguments, env: Mapping[str, str]) -> Place:
@@ -145,3 +151,10 @@ def _rendezvous(text: str) -> tuple[str, int]:
     address = parse_address(text, "--rendezvous")
     host = text.rpartition(":")[0].strip("[]")  # as given: "localhost" may be any loopback name
     return host, address.port
+
+
+def _text_of(path: str) -> str | None:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        return None

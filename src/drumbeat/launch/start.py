@@ -22,6 +22,7 @@ from drumbeat.launch.forker import Forker
 from drumbeat.launch.machine import Machine, cpu_limit
 from drumbeat.launch.outcome import Outcome
 from drumbeat.launch.parent import DEFAULT_PRELOAD
+from drumbeat.launch.place import environ_here
 from drumbeat.launch.settings import RunArguments, RunSettings, plan_run
 from drumbeat.launch.signals import exit_quietly
 from drumbeat.launch.tuner import Tuner
@@ -58,6 +59,7 @@ def run_job(
     Raises:
         ConfigError: The arguments or the environment can't be used.
     """
+    environ = environ_here(environ)
     cache = Cache.of_user(environ)
     return supervise(arguments, environ, argv=argv, preload=preload, cache=cache).code
 

@@ -9,11 +9,8 @@ containers"; gcloud 528 (command_lib/ml_engine/local_train.py).
 
 from __future__ import annotations
 
-import secrets
-
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import ai_platform_spec as old
-from drumbeat.platforms import command
 from drumbeat.platforms.ai_platform_spec import TrainingInput
 from drumbeat.platforms.platform import Manifest, Places, Process, Rehearsal
 from drumbeat.platforms.vertex_rehearsal import Replica, cluster_spec, tf_config
@@ -35,14 +32,11 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
         for pool, role in enumerate(old.ROLES)
         for index in range(old.machine_of(given, role)[1])
     ]
-    token = secrets.token_hex(16)
     processes: list[Process] = []
     for each in replicas:
         env = {"TF_CONFIG": tf_config(replicas, each, described, tasks)}
         if old.has_image(given):
             env["CLUSTER_SPEC"] = cluster_spec(replicas, each, described)
-        if len(replicas) > 1:
-            env[command.TOKEN] = token
         role = old.ROLES[each.pool]
         processes.append(
             Process(
@@ -77,7 +71,7 @@ def _differences(given: TrainingInput, chief: str) -> list[str]:
     found = [
         "AI Platform Training was shut down on 2025-01-31: this is what it would have run.",
         "There, each replica was a machine of its own; here, all share this one.",
-        "DRUMBEAT_TOKEN is set here alone: AI Platform had no variables of a job's own.",
+        "There, nobody set DRUMBEAT_TOKEN: AI Platform had no variables of a job's own.",
     ]
     if old.has_image(given):
         found.append("There, the program ran in the image; here, in this folder and this Python.")

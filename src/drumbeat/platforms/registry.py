@@ -41,6 +41,10 @@ def _ai_platform() -> Platform:
     return import_module("drumbeat.platforms.ai_platform").PLATFORM
 
 
+def _sagemaker() -> Platform:
+    return import_module("drumbeat.platforms.sagemaker").PLATFORM
+
+
 PLATFORMS: dict[str, Callable[[], Platform]] = {
     "compose": _compose,
     "docker": _docker,
@@ -49,6 +53,7 @@ PLATFORMS: dict[str, Callable[[], Platform]] = {
     "trainjob": _trainjob,
     "vertex": _vertex,
     "ai-platform": _ai_platform,
+    "sagemaker": _sagemaker,
 }
 
 

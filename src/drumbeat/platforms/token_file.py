@@ -7,10 +7,8 @@ read the output may take part in the job, and nobody else.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
 
 from drumbeat.errors import ConfigError
-from drumbeat.platforms import command
 from drumbeat.platforms.deadline import within
 from drumbeat.platforms.jobfile.model import Job
 
@@ -40,12 +38,6 @@ def put(place: str) -> None:
         DrumbeatError: No answer in time.
     """
     within(TIMEOUT_S, lambda: _put(place), f"Writing {place}")
-
-
-def in_rehearsal(env: Mapping[str, str], token: str) -> dict[str, str]:
-    """`env` with the secret itself in the place of a file that `submit` has not written yet."""
-    kept = {name: value for name, value in env.items() if name != command.TOKEN_FILE}
-    return {**kept, command.TOKEN: token}
 
 
 def _put(place: str) -> None:

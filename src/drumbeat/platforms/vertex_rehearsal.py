@@ -7,14 +7,13 @@ jobs alone and without evaluators) and the description of baseOutputDirectory (A
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from drumbeat.cluster.wording import listed
 from drumbeat.errors import ConfigError
-from drumbeat.platforms import token_file, vertex_rules, vertex_spec
+from drumbeat.platforms import vertex_rules, vertex_spec
 from drumbeat.platforms.platform import Manifest, Places, Process, Rehearsal
 from drumbeat.platforms.vertex_spec import ContainerSpec, CustomJobSpec, WorkerPoolSpec
 
@@ -70,12 +69,11 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
         for each in range(pool.replicaCount)
     ]
     described = document.value["jobSpec"] if is_whole else document.value
-    token = secrets.token_hex(16)
     processes = [
         Process(
             name=each.name,
             command=command_of(pools[each.pool], f"workerPoolSpecs[{each.pool}]"),
-            env=_env(each, replicas, pools[each.pool], spec, described, token),
+            env=_env(each, replicas, pools[each.pool], spec, described),
             is_main=each.pool < _MAIN,
         )
         for each in replicas
@@ -139,7 +137,6 @@ def _env(
     pool: WorkerPoolSpec,
     spec: CustomJobSpec,
     described: Any,
-    token: str,
 ) -> dict[str, str]:
     env = {"CLUSTER_SPEC": cluster_spec(replicas, me, described), "CLOUD_ML_JOB_ID": JOB_ID}
     if len(replicas) > 1:
@@ -150,8 +147,7 @@ def _env(
         env["AIP_CHECKPOINT_DIR"] = f"{folder}/checkpoints/"
         env["AIP_TENSORBOARD_LOG_DIR"] = f"{folder}/logs/"
     assert pool.task is not None, "checked before"  # noqa: S101
-    env |= {each.name: each.value for each in pool.task.env}
-    return token_file.in_rehearsal(env, token) if len(replicas) > 1 else env
+    return env | {each.name: each.value for each in pool.task.env}
 
 
 def _differences(spec: CustomJobSpec) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from drumbeat.cluster.launched_by import drumbeat, kubernetes, sagemaker, skypilot, slurm, vertex
 from drumbeat.cluster.launched_by.found import Found
 
-__all__ = ["FINDERS", "Found", "find"]
+__all__ = ["FINDERS", "Found", "find", "with_files"]
 
 # What was set for drumbeat itself comes first; a container that a batch system runs may have
 # variables of several.
@@ -33,3 +33,13 @@ def find(env: Mapping[str, str]) -> Found | None:
         ConfigError: The variables of a platform contradict themselves.
     """
     return next((found for each in FINDERS.values() if (found := each(env)) is not None), None)
+
+
+def with_files(env: Mapping[str, str], read: Callable[[str], str | None]) -> Mapping[str, str]:
+    """`env`, with what a platform says in a file instead.
+
+    Args:
+        env: The environment.
+        read: The text of a file by its path; None where it can't be read.
+    """
+    return sagemaker.with_file(env, read)
