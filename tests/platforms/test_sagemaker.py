@@ -10,7 +10,7 @@ import pytest
 
 from drumbeat.cluster import launched_by
 from drumbeat.errors import ConfigError, DrumbeatError
-from drumbeat.platforms import registry, sagemaker, sagemaker_client, token_file
+from drumbeat.platforms import registry, sagemaker, sagemaker_client, sagemaker_rules, token_file
 from drumbeat.platforms.jobfile import Job
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.platform import Manifest
@@ -100,12 +100,9 @@ def test_each_key_has_its_place(changes, path, expected):
 
 def validate(body):
     """As boto3 does it before it sends a request."""
-    import botocore.session
     import botocore.validate
 
-    model = botocore.session.get_session().get_service_model("sagemaker")
-    shape = model.operation_model("CreateTrainingJob").input_shape
-    report = botocore.validate.ParamValidator().validate(body, shape)
+    report = botocore.validate.ParamValidator().validate(body, sagemaker_rules._shape())
     assert not report.has_errors(), report.generate_report()
 
 
@@ -191,6 +188,7 @@ def test_problems_have_the_line():
 def test_without_boto3_the_keys_are_not_checked_and_that_is_said(monkeypatch):
     import sys
 
+    sagemaker_rules._shape.cache_clear()
     monkeypatch.setitem(sys.modules, "botocore", None)
     monkeypatch.setitem(sys.modules, "botocore.session", None)
     found = sagemaker.problems(manifest(changed(ResourceConfig__InstanceCount=0)))

@@ -5,6 +5,7 @@ Source: the service's model in botocore, and the API reference of CreateTraining
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -97,18 +98,24 @@ def shape_errors(document: Document, name: str) -> list[str]:
         name: As messages call the file.
     """
     try:
-        import botocore.session
+        shape = _shape()
     except ImportError:
         return [
             f'{name}: its keys are not checked without boto3: pip install "drumbeat[sagemaker]"'
         ]
-    model: Any = botocore.session.get_session().get_service_model("sagemaker")
-    shape = model.operation_model("CreateTrainingJob").input_shape
     found = []
     for path, text in _fits(document.value, shape, ()):
         line = document.line(path)
         found.append(f"{name}:{line}: {text}" if line else f"{name}: {text}")
     return found
+
+
+@functools.cache
+def _shape() -> Any:
+    import botocore.session
+
+    model: Any = botocore.session.get_session().get_service_model("sagemaker")
+    return model.operation_model("CreateTrainingJob").input_shape
 
 
 def _fits(value: Any, shape: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
