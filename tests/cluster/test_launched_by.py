@@ -19,6 +19,30 @@ SLURM = {
     "SLURM_STEP_TASKS_PER_NODE": "2,1(x2)",
     "SLURM_DISTRIBUTION": "block",
 }
+# As slurm-wlm 22.05 sets them: a job of 1 and 2 machines, in one step and in one of the second.
+SLURM_HET = {
+    "SLURM_HET_SIZE": "2",
+    "SLURM_JOB_ID": "2",
+    "SLURM_JOB_ID_HET_GROUP_0": "2",
+    "SLURM_JOB_ID_HET_GROUP_1": "3",
+    "SLURM_JOB_NODELIST": "127.0.0.[1-3]",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "127.0.0.1",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "127.0.0.[2-3]",
+    "SLURM_NTASKS": "3",
+    "SLURM_DISTRIBUTION": "cyclic",
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "127.0.0.[1-3]",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
+}
+SLURM_HET_SECOND = SLURM_HET | {
+    "SLURM_NTASKS": "2",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NODELIST": "127.0.0.[2-3]",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+}
 SAGEMAKER = {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2"}
 RESOURCES = {
     "TRAINING_JOB_ARN": "arn:aws:sagemaker:eu-west-1:1:training-job/digits",
@@ -62,6 +86,23 @@ VERTEX = vertex({"0": 1, "1": 2}, "workerpool1", 1)
         (SLURM, "Slurm", 2, 4, "n1:20077"),
         (SLURM | {"SLURM_PROCID": "0"}, "Slurm", 0, 4, "n1:20077"),
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "Slurm", 0, 1, ":2222"),
+        # Cyclic or uneven, rank 0 runs on the first host; n10 comes after n2 as Slurm has it.
+        (SLURM | {"SLURM_DISTRIBUTION": "cyclic"}, "Slurm", 2, 4, "n1:20077"),
+        (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1(x2),2"}, "Slurm", 2, 4, "n1:20077"),
+        (
+            SLURM
+            | {"SLURM_STEP_NODELIST": "rack[2,10]n[09-10]", "SLURM_STEP_TASKS_PER_NODE": "1(x4)"},
+            "Slurm",
+            2,
+            4,
+            "rack2n09:20077",
+        ),
+        # A second step of the job, beside the first, meets elsewhere.
+        (SLURM | {"SLURM_STEP_ID": "1"}, "Slurm", 2, 4, "n1:20178"),
+        (SLURM | {"SLURM_JOB_ID": "4000000000"}, "Slurm", 2, 4, "n1:20000"),
+        (SLURM | {"DRUMBEAT_RENDEZVOUS": "head:4711"}, "Slurm", 2, 4, "head:4711"),
+        (SLURM_HET, "Slurm", 1, 3, "127.0.0.1:20002"),
+        (SLURM_HET_SECOND, "Slurm", 1, 2, "127.0.0.2:20204"),
         (SAGEMAKER, "SageMaker", 1, 2, "algo-1:2222"),
         ({"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}, "SageMaker", 0, 1, ":2222"),
         # Hosts are sorted as text.
@@ -108,6 +149,14 @@ BROKEN = [
     ("Slurm", SLURM, {"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, "6 tasks on 3 hosts"),
     ("Slurm", SLURM, {"SLURM_STEP_NUM_TASKS": "many"}, "expected a whole number"),
     ("Slurm", SLURM, {"SLURM_DISTRIBUTION": "arbitrary"}, "--distribution=block"),
+    # That of the job in place of that of the step: one machine too many.
+    ("Slurm", SLURM, {"SLURM_STEP_NODELIST": "n[1-2,10-11]"}, "4 tasks on 3 hosts"),
+    ("Slurm", SLURM, {"SLURM_STEP_NODELIST": "n[1-2]-ib"}, "4 tasks on 3 hosts"),
+    ("Slurm", SLURM, {"SLURM_STEP_TASKS_PER_NODE": "2,x"}, "expected one such as 2(x3),1"),
+    ("Slurm", SLURM, {"SLURM_JOB_ID": "4_2"}, "SLURM_JOB_ID is '4_2'"),
+    ("Slurm", SLURM, {"SLURM_STEP_ID": "batch"}, "SLURM_STEP_ID is 'batch'"),
+    ("Slurm", SLURM, {"SLURM_PROCID": "-1"}, "expected a whole number"),
+    ("Slurm", SLURM, {"DRUMBEAT_RENDEZVOUS": "head"}, "has no port"),
     ("SageMaker", SAGEMAKER, {"SM_CURRENT_HOST": "algo-3"}, "not in SM_HOSTS"),
     ("SageMaker", SAGEMAKER, {"SM_CURRENT_HOST": None}, "not in SM_HOSTS"),
     ("SageMaker", SAGEMAKER, {"SM_HOSTS": "algo-1,algo-2"}, "expected JSON"),

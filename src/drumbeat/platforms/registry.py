@@ -45,10 +45,15 @@ def _sagemaker() -> Platform:
     return import_module("drumbeat.platforms.sagemaker").PLATFORM
 
 
+def _slurm() -> Platform:
+    return import_module("drumbeat.platforms.slurm").PLATFORM
+
+
 PLATFORMS: dict[str, Callable[[], Platform]] = {
     "compose": _compose,
     "docker": _docker,
     "jobset": _jobset,
+    "slurm": _slurm,
     "tfjob": _tfjob,
     "trainjob": _trainjob,
     "vertex": _vertex,

@@ -56,7 +56,7 @@ def whole(env: Mapping[str, str], name: str, least: int = 0, most: int = MAX_NOD
     text = env.get(name)
     if text is None:
         raise ConfigError(f"{name} is not set; expected a whole number from {least}.")
-    if not re.fullmatch(r"\d{1,9}", text.strip(), re.ASCII) or not least <= int(text) <= most:
+    if not re.fullmatch(r"\d{1,10}", text.strip(), re.ASCII) or not least <= int(text) <= most:
         raise ConfigError(
             f"{name} is {shown(text)}; expected a whole number from {least} to {most}."
         )
