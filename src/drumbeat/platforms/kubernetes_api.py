@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
+from drumbeat.platforms.deadline import within
 
 CONNECT_S, READ_S = 5.0, 30.0
 LOAD_S = 120.0
@@ -117,7 +116,9 @@ class Server:
                     "Kubernetes' Python client is not installed; expected pip install "
                     '"drumbeat[kubernetes]".'
                 ) from None
-            client, namespace = _within(LOAD_S, lambda: _connected(self._context))
+            client, namespace = within(
+                LOAD_S, lambda: _connected(self._context), "Reading the kubeconfig's credentials"
+            )
             self._client, self._namespace = client, self._namespace or namespace
         return self._client
 
@@ -190,25 +191,3 @@ def _connected(context: str | None) -> tuple[Any, str | None]:
 def _with_retries(settings: Any) -> Any:
     settings.retries = _RETRIES
     return settings
-
-
-def _within(seconds: float, function: Callable[[], Any]) -> Any:
-    """What `function` returns or raises, unless it takes too long."""
-    answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answers.put((function(), None))
-        except Exception as error:
-            answers.put((None, error))
-
-    threading.Thread(target=run, name="drumbeat-kubeconfig", daemon=True).start()
-    try:
-        answer, error = answers.get(timeout=seconds)
-    except queue.Empty:
-        raise ConfigError(
-            f"The kubeconfig's program for credentials gave none within {seconds:g} s."
-        ) from None
-    if error is not None:
-        raise error
-    return answer
