@@ -31,34 +31,7 @@ ROOT = Path(__file__).parents[2]
 IMAGE = "drumbeat-test/base:1"
 START_TIMEOUT_S = 60
 TRAIN_TIMEOUT_S = 420
-# Steps are slow enough to be killed in the middle of; what is written comes from the chief.
-TRAIN = """
-import json, os, pathlib, sys, time
-import keras, numpy as np, sklearn.datasets, tensorflow as tf
-
-out, pause_s = pathlib.Path(sys.argv[1]), float(sys.argv[2])
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-x, y = sklearn.datasets.load_digits(return_X_y=True)
-keras.utils.set_random_seed(7)
-with strategy.scope():
-    model = keras.Sequential([keras.Input((64,)), keras.layers.Rescaling(1 / 16),
-        keras.layers.Dense(32, activation="relu"), keras.layers.Dense(10)])
-    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"])
-
-class Slow(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        time.sleep(pause_s)
-    def on_epoch_end(self, epoch, logs=None):
-        name = os.environ.get("HOSTNAME", "alone")
-        (out / f"epoch-{name}").write_text(str(epoch))
-
-history = model.fit(x, y, batch_size=64, epochs=8, shuffle=False, verbose=0, callbacks=[Slow()])
-name = os.environ.get("HOSTNAME", "alone")
-(out / f"result-{name}.json").write_text(json.dumps({"loss": history.history["loss"],
-    "accuracy": history.history["accuracy"][-1],
-    "weights": [float(np.sum(np.abs(w))) for w in model.get_weights()]}))
-"""
+TRAIN = Path(__file__).parent / "train_digits.py"
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +161,8 @@ def job(out: Path, pause_s: float) -> Job:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict:
     """What one worker learns."""
     out = tmp_path_factory.mktemp("alone")
-    script = out / "train.py"
-    script.write_text(TRAIN)
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HOSTNAME": "alone"}
-    command = [sys.executable, "-m", "drumbeat", "run", "--seed", "7", str(script), str(out), "0"]
+    command = [sys.executable, "-m", "drumbeat", "run", "--seed", "7", str(TRAIN), str(out), "0"]
     subprocess.run(command, env=env, cwd=out, check=True, timeout=TRAIN_TIMEOUT_S)
     return json.loads((out / "result-alone.json").read_text())
 
@@ -200,7 +171,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict:
 @pytest.mark.timeout(2 * TRAIN_TIMEOUT_S)
 @pytest.mark.parametrize("victim", ["worker-0", "chief"])
 def test_a_container_is_killed_and_comes_back(engine, undisturbed, tmp_path, victim):
-    (tmp_path / "train.py").write_text(TRAIN)
+    shutil.copy(TRAIN, tmp_path / "train.py")
     wanted = job(tmp_path, pause_s=0.04)
     client = ComposeClient(wanted, environ=engine, folder=tmp_path)
     job_id = client.submit(wanted, compose.render(wanted))

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import requires
 from pathlib import Path
 
 from drumbeat import __version__
-from drumbeat.platforms import command
+from drumbeat.platforms import command, left_out
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Platform, Rendered
 
@@ -24,64 +24,23 @@ _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 _REQUIREMENTS = "requirements.txt"
 _USER, _UID = "drumbeat", 1000
 _WORK = "/work"
-_IGNORED = """\
-# All else goes into the image, for everybody who can pull it. !name takes one of these in again.
-.git
-.gitignore
-.dockerignore
-Dockerfile*
-compose*.y*ml
-docker-compose*.y*ml
-
-# Secrets
-**/.env
-**/.env.*
-**/*.pem
-**/*.key
-**/*.p12
-**/*.pfx
-**/.netrc
-**/.pypirc
-**/.aws
-**/.azure
-**/.config/gcloud
-**/.docker
-**/.kube
-**/.ssh
-**/id_rsa*
-**/id_ed25519*
-**/secrets
-**/*credentials*.json
-**/*service*account*.json
-**/*sa.json
-**/*-key.json
-**/kaggle.json
-
-# Environments and what programs leave
-.venv*
-venv
-env
-**/__pycache__
-**/*.pyc
-**/.*_cache
-**/.ipynb_checkpoints
-.drumbeat
-**/*.egg-info
-build
-dist
-
-# Data, logs and models: mounted, or read from a bucket
-runs
-logs
-data
-datasets
-output
-outputs
-checkpoints
-*.keras
-*.h5
-*.tfrecord*
-"""
+_OWN = [
+    ".git",
+    ".gitignore",
+    ".dockerignore",
+    "Dockerfile*",
+    "compose*.y*ml",
+    "docker-compose*.y*ml",
+]
+_IGNORED = (
+    (
+        "All else goes into the image, for all who can pull it. !name takes one in again.",
+        _OWN,
+    ),
+    ("Secrets", left_out.SECRETS),
+    ("Environments and what programs leave", left_out.LEFTOVERS),
+    ("Data, logs and models: mounted, or read from a bucket", left_out.DATA),
+)
 
 
 def render(job: Job) -> Rendered:
@@ -96,7 +55,8 @@ def render(job: Job) -> Rendered:
         ["CMD " + json.dumps(command.drumbeat_run(job))],
     ]
     text = "\n".join("\n".join(block) + "\n" for block in blocks if block)
-    ignored = _IGNORED + "".join(f"!{name}\n" for name in _needed(job))
+    ignored = "\n".join(f"# {what}\n" + _lines(names) for what, names in _IGNORED)
+    ignored += _lines(f"!{name}" for name in _needed(job))
     notes = [f"Build it with: docker build -t {job.image or job.name + ':1'} ."]
     if job.devices.gpus:
         notes.append(
@@ -107,6 +67,10 @@ def render(job: Job) -> Rendered:
         files={"Dockerfile": text, ".dockerignore": ignored},
         notes=tuple(notes),
     )
+
+
+def _lines(words: Iterable[str]) -> str:
+    return "".join(f"{word}\n" for word in words)
 
 
 def extras(job: Job) -> list[str]:

@@ -29,6 +29,10 @@ def _docker() -> Platform:
     return import_module("drumbeat.platforms.docker").PLATFORM
 
 
+def _ray() -> Platform:
+    return import_module("drumbeat.platforms.ray").PLATFORM
+
+
 def _jobset() -> Platform:
     return import_module("drumbeat.platforms.jobset").PLATFORM
 
@@ -50,15 +54,16 @@ def _slurm() -> Platform:
 
 
 PLATFORMS: dict[str, Callable[[], Platform]] = {
+    "ai-platform": _ai_platform,
     "compose": _compose,
     "docker": _docker,
     "jobset": _jobset,
+    "ray": _ray,
+    "sagemaker": _sagemaker,
     "slurm": _slurm,
     "tfjob": _tfjob,
     "trainjob": _trainjob,
     "vertex": _vertex,
-    "ai-platform": _ai_platform,
-    "sagemaker": _sagemaker,
 }
 
 

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from drumbeat.cluster.launched_by import drumbeat, kubernetes, sagemaker, skypilot, slurm, vertex
+from drumbeat.cluster.launched_by import (
+    drumbeat,
+    kubernetes,
+    ray,
+    sagemaker,
+    skypilot,
+    slurm,
+    vertex,
+)
 from drumbeat.cluster.launched_by.found import Found
 
 __all__ = ["FINDERS", "Found", "find", "with_files"]
@@ -21,6 +29,7 @@ FINDERS: dict[str, Callable[[Mapping[str, str]], Found | None]] = {
     "Vertex AI": vertex.find,
     "SageMaker": sagemaker.find,
     "SkyPilot": skypilot.find,
+    "Ray": ray.find,
     "Kubernetes": kubernetes.find,
     "Slurm": slurm.find,
 }

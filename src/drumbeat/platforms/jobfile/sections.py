@@ -174,6 +174,9 @@ class Ray(Section):
         default=None, description="Of the jobs' server: http://head:8265; RAY_ADDRESS by default."
     )
     runtime_env: dict[str, Any] = Field(default={}, description="Ray's runtime environment.")
+    placement: Literal["SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"] = Field(
+        default="SPREAD", description="How nodes lie on Ray's: on different ones where it can be."
+    )
 
 
 class SageMaker(Section):
