@@ -208,9 +208,9 @@ def test_vertex_says_of_an_evaluator_that_tf_config_knows_it():
 
 
 def test_each_platform_has_five_broken_environments():
-    assert all(
-        sum(platform == name for name, *_ in BROKEN) >= 5 for platform in launched_by.FINDERS
-    )
+    # What Ray's processes go by is drumbeat's or TF_CONFIG: see tests/platforms/test_ray.py.
+    others = launched_by.FINDERS.keys() - {"Ray"}
+    assert all(sum(platform == name for name, *_ in BROKEN) >= 5 for platform in others)
 
 
 _TEXTS = st.text(st.sampled_from("0127 -[]{},:\"'nax²\n\x00"), max_size=20)
