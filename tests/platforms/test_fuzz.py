@@ -298,6 +298,7 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
         )
     },
     "SageMaker": {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"},
+    "Ray": {"RAY_RAYLET_PID": "4711"},
     "SkyPilot": {
         "SKYPILOT_NODE_RANK": "1",
         "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.5\n",
