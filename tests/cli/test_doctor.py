@@ -1,0 +1,219 @@
+"""`drumbeat doctor` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from drumbeat.cli.options import app
+from drumbeat.errors import ConfigError
+
+JOB = "name: digits\nscript: train.py\nimage: img:1\n"
+SCRIPT = "import tensorflow\ndata.batch(64)\n"
+# What other tests, or the machine, may have set.
+UNSET = ("TF_CONFIG", "DRUMBEAT_TOKEN", "DRUMBEAT_DATA", "DRUMBEAT_OUTPUT", "CLUSTER_SPEC",
+         "KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "GOOGLE_APPLICATION_CREDENTIALS")  # fmt: skip
+Doctor = Callable[..., Any]
+
+
+@pytest.fixture
+def doctor(tmp_path, monkeypatch) -> Doctor:
+    monkeypatch.chdir(tmp_path)
+    for name in UNSET:
+        monkeypatch.delenv(name, raising=False)
+    runner = CliRunner()
+
+    def run(*words: str):
+        result = runner.invoke(app, ["doctor", *words])
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return run
+
+
+def tf_config(*addresses: str, index: int = 0) -> str:
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    return json.dumps(config)
+
+
+def lines(result, state: str) -> list[str]:
+    return [line for line in result.output.splitlines() if line.startswith(state)]
+
+
+def test_an_empty_folder_is_fine(doctor):
+    result = doctor()
+    assert result.exit_code == 0, result.output
+    assert lines(result, "error") == []
+    assert result.output.splitlines()[-1].startswith("All ")
+
+
+def test_the_folders_job_file_is_looked_at(doctor, tmp_path):
+    (tmp_path / "drumbeat.yaml").write_text(JOB)
+    result = doctor()
+    assert result.exit_code == 1
+    assert "train.py is not in the job file's folder" in lines(result, "error")[0]
+    (tmp_path / "train.py").write_text(SCRIPT)
+    result = doctor()
+    assert result.exit_code == 0, result.output
+    assert "ok       job file" in result.output
+
+
+def test_a_broken_job_file_is_explained(doctor, tmp_path):
+    (tmp_path / "drumbeat.yaml").write_text("name: a\nscrpt: b\n")
+    with pytest.raises(ConfigError, match="did you mean script"):
+        doctor()
+
+
+def test_a_job_file_of_any_name(doctor, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "train.py").write_text(SCRIPT)
+    (tmp_path / "sub" / "big.yaml").write_text(JOB)
+    result = doctor("sub/big.yaml")
+    assert result.exit_code == 0, result.output
+    assert "train.py is Python" in result.output
+    assert "tensorflow" not in result.output  # this machine is not asked about
+
+
+def test_data_in_the_folder_is_counted_for_file_sharding(doctor, tmp_path):
+    (tmp_path / "drumbeat.yaml").write_text(JOB + "workers: 3\ndata: parts\n")
+    (tmp_path / "train.py").write_text("policy = AutoShardPolicy.FILE\n")
+    (tmp_path / "parts").mkdir()
+    for number in range(2):
+        (tmp_path / "parts" / f"{number}.csv").write_text("")
+    result = doctor("drumbeat.yaml")
+    assert "can't share 2 files among 3 workers" in lines(result, "warning")[0]
+    (tmp_path / "parts" / "2.csv").write_text("")
+    assert lines(doctor("drumbeat.yaml"), "warning") == []
+
+
+def test_a_manifest(doctor, tmp_path):
+    from drumbeat.platforms import registry
+    from drumbeat.platforms.jobfile import read
+
+    (tmp_path / "drumbeat.yaml").write_text(JOB)
+    text = registry.get("jobset").render(read.read(tmp_path / "drumbeat.yaml")).main  # type: ignore[misc]
+    (tmp_path / "m.yaml").write_text(text)
+    result = doctor("m.yaml")
+    assert result.exit_code == 0, result.output
+    assert "m.yaml is for" in result.output
+    (tmp_path / "m.yaml").write_text(text.replace("DRUMBEAT_NODES", "DRUMBEAT_NODE"))
+    (tmp_path / "other.yaml").write_text("a: 1")
+    with pytest.raises(ConfigError, match="is no manifest of a platform that drumbeat knows"):
+        doctor("other.yaml")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "env", "state", "said"),
+    [
+        (("a:1", "a:1"), {}, "error", "have the same address"),
+        (("localhost:PORT", "127.0.0.1:1"), {"SLURM_JOB_ID": "1"}, "error", "SLURM_JOB_ID is set"),
+        (("localhost:BUSY", "127.0.0.1:1"), {}, "error", "is in use by another process"),
+        (("localhost:PORT", "127.0.0.1:1"), {}, "error", "DRUMBEAT_TOKEN is not set"),
+        (("localhost:PORT", "127.0.0.1:1"), {"DRUMBEAT_TOKEN": "x"}, "ok", "1 of 1 other address"),
+        (("192.0.2.1:1", "no.such.host.invalid:1"), {"DRUMBEAT_TOKEN": "x"}, "error",
+         "worker 1 at no.such.host.invalid:1: the name is unknown"),
+        (("192.0.2.1:1", "no.such.host.invalid:1"), {}, "warning", "no address of this machine"),
+    ],
+)  # fmt: skip
+def test_tf_config(doctor, monkeypatch, addresses, env, state, said):
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with socket.create_server(("", 0)) as free:
+        port = str(free.getsockname()[1])
+    with socket.create_server(("", 0)) as busy:
+        busy_port = str(busy.getsockname()[1])
+        given = [each.replace("PORT", port).replace("BUSY", busy_port) for each in addresses]
+        monkeypatch.setenv("TF_CONFIG", tf_config(*given))
+        result = doctor()
+    assert any(said in line for line in lines(result, state)), result.output
+    assert result.exit_code == bool(lines(result, "error"))
+
+
+def test_data_output_and_logins(doctor, monkeypatch, tmp_path):
+    key = tmp_path / "key.json"
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+    result = doctor("--data", "missing", "--output", "gs://bucket/x")
+    assert result.exit_code == 1
+    said = " ".join(lines(result, "error"))
+    assert "missing does not exist here" in said
+    assert "key.json', which can't be read" in said
+    # Without a login nothing is tried there.
+    assert "can't be written" not in said
+    (tmp_path / "missing").mkdir()
+    assert doctor("--data", "missing", "--output", "out").exit_code == 0
+
+
+def test_what_a_platform_has_set_is_looked_at(doctor, monkeypatch):
+    monkeypatch.setenv("DRUMBEAT_DATA", "/no/such/data")
+    assert "/no/such/data does not exist here" in doctor().output
+
+
+def test_for_programs(doctor):
+    result = doctor("--json", "--data", "missing")
+    said = json.loads(result.output)
+    assert result.exit_code == 1
+    assert said["ok"] is False
+    assert {"check": "data", "state": "error"}.items() <= said["checks"][-1].items()
+    assert json.loads(doctor("--json").output)["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--together",), "nothing here says that there are"),
+        (("--nodes", "2"), "go with --together; add it"),
+        (("--together", "--nodes", "2"), "Give --node-rank 0 to 1"),
+        (("--together", "--nodes", "2", "--node-rank", "0"), "--rendezvous is not given"),
+        (("--together", "--nodes", "2", "--node-rank", "0", "--rendezvous", "a:1"),
+         "DRUMBEAT_TOKEN is not set"),
+        (("missing.yaml",), "missing.yaml does not exist"),
+    ],
+)  # fmt: skip
+def test_what_is_missing_is_said(doctor, words, message):
+    with pytest.raises(ConfigError, match=message):
+        doctor(*words)
+
+
+def test_nothing_of_it_is_imported_by_run():
+    import subprocess
+    import sys
+
+    code = (
+        "import sys, drumbeat.cli.options\n"
+        "found = [m for m in sys.modules if 'doctor' in m and m != 'drumbeat.cli.doctor']\n"
+        "sys.exit(str(found) if found or 'ruamel' in sys.modules else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+DOC = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+def test_the_example_of_the_docs(doctor, tmp_path):
+    """As the page says, from the files that it shows."""
+    text = DOC.read_text()
+    (tmp_path / "train.py").write_text(text.split("```python\n")[1].split("```")[0])
+    (tmp_path / "drumbeat.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
+    (tmp_path / "requirements.txt").write_text("numpy\n")
+    (tmp_path / "parts").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "parts" / name).write_text("")
+    shown = text.split("$ drumbeat doctor drumbeat.yaml\n")[1].split("```")[0]
+    assert doctor("drumbeat.yaml").output == shown
+
+
+def test_every_check_is_in_the_docs():
+    folder = Path(__file__).parents[2] / "src" / "drumbeat"
+    sources = [*folder.glob("*/doctor/*.py"), folder / "cli" / "doctor.py"]
+    code = "".join(path.read_text() for path in sources)
+    made = set(re.findall(r'\b(?:ok|warning|error)\)?\(\s*"([^"]+)"', code))
+    made |= set(re.findall(r'(?:_same|_seen)\(machines, "([^"]+)"', code))
+    assert set(re.findall(r"^\| `([^`]+)` \|", DOC.read_text(), re.MULTILINE)) == made
