@@ -16,6 +16,7 @@ from drumbeat.cli.whoami import describe
 from drumbeat.cluster import hostlist, launched_by
 from drumbeat.errors import DrumbeatError
 from drumbeat.platforms import registry
+from drumbeat.platforms.doctor import manifest as doctor
 from drumbeat.platforms.jobfile import read
 from drumbeat.platforms.jobfile.documents import parse_toml, parse_yaml
 from drumbeat.platforms.platform import Manifest, Rehearsal
@@ -231,6 +232,7 @@ def of_platform(manifest: Manifest, name: str) -> None:
         return
     if platform.problems is not None:
         assert all(text.strip() for text in platform.problems(manifest))
+    assert all(each.text.strip() for each in doctor.check(manifest, platform))
     if platform.rehearse is not None:
         try:
             rehearsal = platform.rehearse(manifest, Ports())

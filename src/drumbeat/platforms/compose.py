@@ -148,7 +148,7 @@ def _literal(text: str) -> str:
 def _shm(job: Job) -> Any:
     if job.resources.shm is not None:
         return f"{mebibytes(job.resources.shm)}m"
-    why = "containers have 64 MiB of /dev/shm; snapshots of the model lie there"
+    why = "64 MiB by default: too little for NCCL and data loaders"
     return Chosen(f"{mebibytes(_SHM_BYTES)}m", why)
 
 

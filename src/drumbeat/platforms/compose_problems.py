@@ -83,8 +83,8 @@ def _of_service(service: Service, training: set[str]) -> Iterator[str]:
     shm = given.get("shm_size")
     if shm is None and len(training) > 1 and given.get("ipc") is None:
         yield (
-            f"{where} has no shm_size: /dev/shm is 64 MiB then, where workers keep snapshots of "
-            "their state; write shm_size: 2g."
+            f"{where} has no shm_size: /dev/shm is 64 MiB then, too little for NCCL between GPUs "
+            "and for data loaders in processes; write shm_size: 2g."
         )
 
 

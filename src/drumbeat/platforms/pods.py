@@ -235,7 +235,7 @@ def volumes(job: Job) -> list[dict[str, Any]]:
     size: dict[str, Any] = {"medium": "Memory"}
     if job.resources.shm is not None:
         size["sizeLimit"] = kubernetes_memory(job.resources.shm)
-    shm = Chosen(size, "containers have 64 MiB of /dev/shm; snapshots of the model lie there")
+    shm = Chosen(size, "64 MiB by default: too little for NCCL and data loaders")
     found: list[dict[str, Any]] = [{"name": "shm", "emptyDir": shm}]
     for mount in job.mounts:
         found.append({"name": mount.name, **_source(mount.name, mount.source, mount.read_only)})

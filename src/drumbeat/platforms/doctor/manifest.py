@@ -32,9 +32,11 @@ def check(manifest: Manifest, platform: Platform) -> list[Result]:
     """All that is to be said about a platform's file."""
     name = manifest.path.name
     found = [ok("manifest", f"{name} is for {platform.title}.")]
-    found += [error("manifest", f"{name}: {text}") for text in _problems(manifest, platform)]
+    problems = platform.problems(manifest) if platform.problems is not None else []
+    found += [error("manifest", f"{name}: {text}") for text in problems]
     found += _written_tf_config(manifest)
-    found += _shm(manifest)
+    if not any("shm" in text for text in problems):
+        found += _shm(manifest)
     if platform.rehearse is None:
         return found
     try:
@@ -42,10 +44,6 @@ def check(manifest: Manifest, platform: Platform) -> list[Result]:
     except DrumbeatError as problem:
         return [*found, error("manifest", str(problem))]
     return found + check_processes(rehearsal.processes, _says_token(manifest))
-
-
-def _problems(manifest: Manifest, platform: Platform) -> list[str]:
-    return platform.problems(manifest) if platform.problems is not None else []
 
 
 def check_processes(processes: tuple[Process, ...], says_token: bool) -> list[Result]:

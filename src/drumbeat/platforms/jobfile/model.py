@@ -77,7 +77,7 @@ class Resources(Section):
     cpu: Annotated[float, Field(gt=0, le=4096)] | None = None
     memory: Memory | None = None
     shm: Memory | None = Field(
-        default=None, description="Of /dev/shm, where workers of one node meet and snapshots lie."
+        default=None, description="Of /dev/shm, where MPI, NCCL and data loaders meet."
     )
 
 
