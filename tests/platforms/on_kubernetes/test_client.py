@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -61,7 +62,7 @@ class Emulator(kmock.KubernetesEmulator):
     def log(self, request, pod):
         from aiohttp import web
 
-        previous = request.url.query.get("previous") == "true"
+        previous = request.url.query.get("previous", "").lower() == "true"
         lines = self.logs.get((pod, previous))
         if lines is None:
             return web.json_response({"message": "container is waiting to start"}, status=400)
@@ -295,8 +296,8 @@ class TestStatus:
             ("worker-4", "Pending, Unschedulable"),
             ("worker-10", "Running, 2 restarts"),
         ]
-        selector = "labelSelector=training.kubeflow.org/job-name%3Ddigits"
-        assert any(selector in path for _, path in cluster.server.seen)
+        selector = "labelSelector=training.kubeflow.org/job-name=digits"
+        assert any(selector in unquote(path) for _, path in cluster.server.seen)
 
     def test_the_newest_pod_of_an_index_counts(self, cluster, submitted):
         client = submitted("jobset")
