@@ -213,7 +213,7 @@ def together(reports: Mapping[str, Report]) -> tuple[str, bool]:
     some = next(iter(training.values()))
     steps = min(report.steps for report in training.values())
     workers = f"{some.workers} workers trained together" if some.workers > 1 else "1 worker trained"
-    met = f"The agents of {len(training)} processes found each other. " if some.nodes > 1 else ""
+    met = f"The agents of {some.nodes} processes found each other. " if some.nodes > 1 else ""
     count = f"{steps} steps" if steps else "no step that is counted"
     return f"Succeeded. {met}{workers.capitalize()}: {count}.", False
 

@@ -59,7 +59,9 @@ def _options(job: Job, ps: int) -> list[str]:
     if job.min_workers is not None and job.nodes > 1:
         words += ["-n", f"{job.min_workers}:{job.workers}"]
     elif job.devices.count > 1:
-        words += ["-n", str(job.devices.count)]
+        # A worker task among ps tasks of the platform is one process with all of its devices.
+        has_tasks = job.ps and not ps
+        words += ["--devices-per-worker" if has_tasks else "-n", str(job.devices.count)]
     if ps:
         words += ["--ps", str(ps)]
     if job.evaluator:

@@ -136,6 +136,13 @@ class TestTFJob:
         commands = [each["template"]["spec"]["containers"][0]["command"] for each in specs.values()]
         assert commands == [["drumbeat", "run", "train.py"]] * 3
 
+    def test_a_worker_among_ps_is_one_process_with_all_its_devices(self, rendered):
+        specs = rendered("tfjob", ps=1, workers=4, devices={"count": 2})[0]["spec"]
+        worker = specs["tfReplicaSpecs"]["Worker"]
+        assert worker["replicas"] == 2
+        command = worker["template"]["spec"]["containers"][0]["command"]
+        assert command == ["drumbeat", "run", "--devices-per-worker", "2", "train.py"]
+
     def test_gpus_are_the_workers(self, rendered):
         specs = rendered("tfjob", ps=1, devices={"type": "gpu"})[0]["spec"]["tfReplicaSpecs"]
         limits = {
