@@ -205,8 +205,8 @@ def files(
 
     Args:
         paths: A path or pattern, or several: `"images/*/*.jpg"`. Patterns are expanded in
-            the order of names; lists are taken as they stand. gs:// and other file
-            systems of TensorFlow as well.
+            the order of names; lists are taken as they stand. gs://, s3:// and other
+            file systems of TensorFlow and fsspec as well.
         batch_size: Rows of a global batch, over all workers.
         map: From a path, a string scalar, to an example: a tensor or a structure of
             them, such as `(image, label)`, with one shape for all examples. It is

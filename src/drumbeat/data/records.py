@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from drumbeat.data import remote
 from drumbeat.errors import DataError
 
 _HEADER = struct.Struct("<Q")
@@ -103,7 +104,8 @@ def record_starts(path: str) -> np.ndarray:
     """
     try:
         with _buffered(path) as file:
-            size = tf.io.gfile.stat(path).length
+            is_remote = remote.is_remote(path)
+            size = remote.size_bytes(path) if is_remote else os.stat(path).st_size
             return _walk(path, file, size)
     except (OSError, tf.errors.OpError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -192,17 +194,12 @@ class _Readable(Protocol):
     def seek(self, offset: int, /) -> object: ...
 
 
-def is_remote(path: str) -> bool:
-    """Whether TensorFlow's file systems are needed for it, such as for gs://bucket/file."""
-    return "://" in path
-
-
 def _buffered(path: str) -> Any:
-    return tf.io.gfile.GFile(path, "rb") if is_remote(path) else open(path, "rb")  # noqa: SIM115
+    return remote.open_file(path) if remote.is_remote(path) else open(path, "rb")  # noqa: SIM115
 
 
 def _open(path: str) -> _Local | _Remote:
-    return _Remote(path) if is_remote(path) else _Local(path)
+    return _Remote(path) if remote.is_remote(path) else _Local(path)
 
 
 class _Local:
@@ -222,10 +219,10 @@ class _Local:
 
 
 class _Remote:
-    """A file on one of TensorFlow's file systems, such as gs://."""
+    """A file that is named by a URL."""
 
     def __init__(self, path: str) -> None:
-        self._file = tf.io.gfile.GFile(path, "rb")
+        self._file = remote.open_file(path)
         self._lock = threading.Lock()
 
     def read(self, offset: int, size: int) -> bytes:

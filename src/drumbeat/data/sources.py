@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-from drumbeat.data.records import RecordFiles, is_remote
+from drumbeat.data import remote
+from drumbeat.data.records import RecordFiles
 from drumbeat.errors import DataError
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -102,7 +104,7 @@ def _matching(path: str, function: str) -> list[str]:
     if not glob.has_magic(path) or os.path.exists(path):
         _require_file(path, function)
         return [path]
-    matches = sorted(p for p in tf.io.gfile.glob(path) if not tf.io.gfile.isdir(p))
+    matches = sorted(_glob(path, function))
     if not matches:
         raise DataError(
             f"{function}: no file matches {path!r} (seen from {os.getcwd()}). Expected a path or "
@@ -111,10 +113,27 @@ def _matching(path: str, function: str) -> list[str]:
     return [os.fspath(match) for match in matches]
 
 
+def _glob(pattern: str, function: str) -> list[str]:
+    if not remote.is_remote(pattern):
+        return [p for p in tf.io.gfile.glob(pattern) if not tf.io.gfile.isdir(p)]
+    with _explained(pattern, function):
+        return remote.matching(pattern)
+
+
+@contextlib.contextmanager
+def _explained(path: str, function: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, tf.errors.OpError) as error:
+        raise DataError(f"{function}: {path!r} can't be looked up: {error}") from error
+
+
 def _require_file(path: str, function: str) -> None:
     is_folder, exists = os.path.isdir(path), os.path.exists(path)
-    if is_remote(path):
-        is_folder, exists = tf.io.gfile.isdir(path), tf.io.gfile.exists(path)
+    if remote.is_remote(path):
+        with _explained(path, function):
+            kind = remote.kind(path)
+        is_folder, exists = kind == "folder", kind != "nothing"
     if is_folder:
         raise DataError(
             f"{function}: {path!r} is a folder; expected files. Give a pattern, such as "
