@@ -137,6 +137,15 @@ def test_tf_config(doctor, monkeypatch, addresses, env, state, said):
     assert result.exit_code == bool(lines(result, "error"))
 
 
+def test_two_names_of_one_place(doctor, monkeypatch):
+    monkeypatch.setattr(
+        "drumbeat.launch.doctor.reach.socket.getaddrinfo",
+        lambda *args, **kwargs: [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 1))],
+    )
+    monkeypatch.setenv("TF_CONFIG", tf_config("first.test:1", "second.test:1"))
+    assert any("but both are 127.0.0.1 port 1" in line for line in lines(doctor(), "error"))
+
+
 def test_data_output_and_logins(doctor, monkeypatch, tmp_path):
     key = tmp_path / "key.json"
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))

@@ -344,6 +344,9 @@ class TestTogether:
             ("versions", {"versions": {**VERSIONS, "keras": "3.12.0"}}, ERROR, "Versions differ"),
             ("script", {"script": "other"}, ERROR, "ab on nodes 0, 1; other on node 2"),
             ("sources", {"sources": "other"}, WARNING, "Python files are not the same"),
+            ("sources", {"sources": "other", "files": {"a.py": "1", "b.py": "3"}}, WARNING,
+             "They differ in b.py, c.py."),
+            ("shm", {"shm_free_bytes": 1}, ERROR, "Node 2: /dev/shm has 64 MiB, 0 of them free"),
             ("machines", {"cpus": 2}, WARNING, "The machines differ: 4 CPUs, 0 GPUs on nodes 0, 1"),
             ("machines", {"gpus": 1}, WARNING, "4 CPUs, 1 GPUs on node 2"),
             ("machines", {"memory_bytes": 2**34}, WARNING, "16 GiB of memory on node 2"),
@@ -360,6 +363,7 @@ class TestTogether:
         same = {
             "script": "ab",
             "sources": "cd",
+            "files": {"a.py": "1", "b.py": "2", "c.py": "9"},
             "data": Place(name="/d", seen=True, files=3),
             "output": Place(name="/o", seen=True),
         }
@@ -369,6 +373,12 @@ class TestTogether:
         found = together.check(machines, reached(3))
         assert {each.check for each in found if each.state != OK} == {check}
         only(found, state, text)
+
+    def test_what_is_missing_everywhere_is_said_of_each(self):
+        found = together.check({0: a_machine(versions={}), 1: a_machine(versions={})}, reached(2))
+        missing = [each.text for each in found if each.state == ERROR]
+        assert len(missing) == 4
+        assert missing[0].startswith("Node 0: tensorflow is not installed")
 
     def test_the_table(self):
         found = reached(3, a02=Reach(state=TIMEOUT))

@@ -347,6 +347,14 @@ def test_nodes_that_are_not(nodes, tmp_path):
     assert checks(text0) == wrong | right
     assert checks(text1) == checks(text0)
     assert "a file that node 0 has written to out is not seen here" in text0
+    assert "They differ in train.py." in text0
+
+
+def test_a_rendezvous_at_localhost_is_looked_through(nodes):
+    nodes.start(1, "doctor", "--together", "--timeout", "1")
+    ((code, text),) = nodes.ended()
+    assert code == 1
+    assert "127.0.0.1 is each machine itself: if node 0 is on another one" in text
 
 
 def test_a_node_that_never_comes(nodes):

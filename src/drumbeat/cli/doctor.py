@@ -97,7 +97,7 @@ def doctor(
     arguments = RunArguments(command=("",), nodes=nodes, node_rank=node_rank, rendezvous=rendezvous)
     given = {name: value for name, value in (("data", data), ("output", output)) if value}
     if together:
-        results, lines = _together(file, arguments, given, timeout)
+        results, lines = _together(file, arguments, given, workers, timeout)
     elif nodes is not None or node_rank is not None or rendezvous is not None:
         raise ConfigError("--nodes, --node-rank and --rendezvous go with --together; add it.")
     else:
@@ -219,6 +219,9 @@ def _cluster(env: Mapping[str, str], cluster: ClusterSpec) -> list[Result]:
     others = [name for name in names if name != own]
     reached = asyncio.run(reach.probe_all(others, timeout_s=reach.PROBE_TIMEOUT_S))
     ips = {parse_address(name, "").host: each.ips for name, each in reached.items()}
+    if own:
+        host = parse_address(own, "").host
+        ips[host] = reach.addresses_of(host)
     found += judge.check_same_place(cluster, ips)
     return found + judge.check_reach(reached, names)
 
@@ -242,7 +245,7 @@ def _of_job(job: Job, folder: Path) -> list[Result]:
 
 
 def _together(
-    file: str | None, arguments: RunArguments, given: dict[str, str], timeout_s: float
+    file: str | None, arguments: RunArguments, given: dict[str, str], workers: int, timeout_s: float
 ) -> tuple[list[Result], list[str]]:
     from drumbeat.control.doctor import together
     from drumbeat.control.doctor.result import error
@@ -278,7 +281,8 @@ def _together(
     try:
         met = asyncio.run(meeting)
     except RendezvousError as problem:
-        return [error("meeting", str(problem)), *_here(env, places, folder, 1)], []
+        text = f"{problem}{_hint(place)}"
+        return [error("meeting", text), *_here(env, places, folder, workers)], []
     found = [
         error(
             "meeting",
@@ -287,11 +291,26 @@ def _together(
         )
         for rank in met.absent
     ]
-    found += together.check(met.machines, met.reached)
+    found += together.check(met.machines, met.reached, workers=workers)
     if place.node_rank and place.nodes > 1:
         return found, [f"Node {place.node_rank} of {place.nodes}; node 0 shows the table."]
     names = {rank: f"{met.hosts[rank]} ({each.hostname})" for rank, each in met.machines.items()}
     return found, together.table(names, met.reached) if len(names) > 1 else []
+
+
+def _hint(place: Place) -> str:
+    """What else is to be said of a meeting that came to nothing."""
+    from drumbeat.cluster.address import parse_address
+
+    assert place.rendezvous is not None  # noqa: S101
+    host, port = place.rendezvous
+    name = f"[{host}]" if ":" in host else host
+    if place.node_rank == 0 or not parse_address(f"{name}:{port}", "").loopback:
+        return ""
+    return (
+        f" {host} is each machine itself: if node 0 is on another one, give all of them the name "
+        "or address by which they reach it."
+    )
 
 
 def _has_job() -> bool:

@@ -45,6 +45,7 @@ class Machine:
         versions: Of Python and packages, by name; "" where one is not installed.
         script: Digest of the script, "" without one.
         sources: Digest of the Python files of the working folder.
+        files: Of each of them, by its path, where they are few.
         cpus: CPUs that may be used.
         memory_bytes: Memory that may be used; 0 if unknown.
         gpus: GPUs.
@@ -60,6 +61,7 @@ class Machine:
     versions: Mapping[str, str] = field(default_factory=dict)
     script: str = ""
     sources: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
     cpus: float = 0
     memory_bytes: int = 0
     gpus: int = 0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from drumbeat.cluster.wording import listed, shown
-from drumbeat.control.doctor.machine import Machine, Place
+from drumbeat.control.doctor.machine import Machine, Place, check_shm, check_versions
 from drumbeat.control.doctor.places import NO_NAME, NO_WAY, OPEN, OTHER, REFUSED, TIMEOUT, Reach
-from drumbeat.control.doctor.result import Result, error, ok, warning
+from drumbeat.control.doctor.result import OK, WARNING, Result, error, ok, warning
 
 Reached = Mapping[tuple[int, int], Reach]
 """By who tried, and whom."""
@@ -24,26 +25,47 @@ _WHY = {
 }
 
 
-def check(machines: Mapping[int, Machine], reached: Reached) -> list[Result]:
+def check(machines: Mapping[int, Machine], reached: Reached, *, workers: int = 1) -> list[Result]:
     """All that is to be said about the nodes together.
 
     Args:
         machines: What each node says of itself, by its rank.
         reached: How the tries of each to reach the others ended.
+        workers: Of each node.
     """
     found = [
         *check_reach(reached),
         *check_clocks(reached),
         *_same(machines, "versions", _versions, warns=False),
         *_same(machines, "script", lambda machine: machine.script, warns=False),
-        *_same(machines, "sources", lambda machine: machine.sources, warns=True),
+        *_sources(machines),
         *_same(machines, "machines", _size, warns=True),
         *_seen(machines, "data", [machine.data for machine in machines.values()]),
         *_seen(machines, "output", [machine.output for machine in machines.values()]),
     ]
     for rank, machine in machines.items():
         found += [error(name, f"Node {rank}: {text}") for name, text in machine.problems.items()]
+        alone = [*check_versions(machine.versions), *check_shm(machine, workers, machine.gpus)]
+        found += [
+            dataclasses.replace(each, text=f"Node {rank}: {each.text}")
+            for each in alone
+            if each.state != OK
+        ]
     return found
+
+
+def _sources(machines: Mapping[int, Machine]) -> list[Result]:
+    found = _same(machines, "sources", lambda machine: machine.sources, warns=True)
+    if not any(each.state == WARNING for each in found):
+        return found
+    paths = {path for machine in machines.values() for path in machine.files}
+    apart = [
+        path
+        for path in sorted(paths)
+        if len({machine.files.get(path) for machine in machines.values()}) > 1
+    ]
+    which = f" They differ in {listed(apart)}." if apart else ""
+    return [dataclasses.replace(each, text=each.text + which) for each in found]
 
 
 def check_reach(reached: Reached) -> list[Result]:

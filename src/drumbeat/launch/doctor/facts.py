@@ -32,6 +32,7 @@ FILES_TIMEOUT_S = 20.0
 """Network file systems whose server is gone never answer; drivers of object stores are patient."""
 METADATA_TIMEOUT_S = 1.0
 MAX_FILE_BYTES = 64 * 1024
+MAX_NAMED_FILES = 100
 _MAX_SOURCES, _MAX_SOURCE_BYTES = 5000, 64 * 1024**2
 _NOT_SOURCES = frozenset({"runs", "build", "dist", "node_modules", "site-packages", "__pycache__"})
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -49,12 +50,17 @@ def of_this_machine(
 ) -> Machine:
     """All of it, within the deadlines above."""
     size, free = _shm()
+    sources = python_files(folder)
     return Machine(
         hostname=socket.gethostname(),
         boot_id=_read(_BOOT_ID) or socket.gethostname(),
         versions=versions(),
         script=_digest([folder / script]) if script is not None else "",
-        sources=_digest(python_files(folder)),
+        sources=_digest(sources),
+        files={
+            str(path.relative_to(folder)): _digest([path])[:8]
+            for path in sources[: MAX_NAMED_FILES * (len(sources) <= MAX_NAMED_FILES)]
+        },
         cpus=_cpus(),
         memory_bytes=_memory(),
         gpus=len(find_gpus(env)),

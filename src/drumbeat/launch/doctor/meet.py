@@ -25,6 +25,8 @@ from drumbeat.launch.place import Place
 from drumbeat.launch.rendezvous import LATE_S, Client, Node, Server
 
 FENCE_TIMEOUT_S = 120.0
+MAX_NAMING_NODES = 64
+"""With more, the names of all their files would be too much for one message."""
 _AT_ONCE = 64
 
 
@@ -149,6 +151,8 @@ async def _exchange(
         for whom, reach in row.items()
     }
     machine = await _with_shared_output(client.job_id, fence, rank, machine, output, folder)
+    if len(present) > MAX_NAMING_NODES:
+        machine = dataclasses.replace(machine, files={})
     machines = await fence("machine", machine.to_json())
     return Together(
         hosts=hosts,

@@ -148,6 +148,15 @@ class Beacon:
             server.close()
 
 
+def addresses_of(host: str) -> tuple[str, ...]:
+    """What a name stands for; nothing where it is unknown."""
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return ()
+    return tuple(dict.fromkeys(str(info[4][0]) for info in infos))
+
+
 def is_here(host: str) -> bool | None:
     """Whether `host` is an address of this machine; None where its name is unknown."""
     try:
