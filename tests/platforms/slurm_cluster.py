@@ -7,16 +7,16 @@ folder is written, and no service of the system is touched.
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
 import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-NODES = ("n1", "n2")
 START_S = 60.0
 _PLACES = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
@@ -26,12 +26,23 @@ class SlurmCluster:
     folder: Path
     env: dict[str, str]
 
-    def run(self, *words: str, timeout_s: float = 60) -> str:
+    def run(self, *words: str, folder: Path | None = None) -> str:
         done = subprocess.run(
-            words, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
+            words, cwd=folder, env=self.env, capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def end_jobs(self) -> None:
+        """Ends all jobs and waits until nothing of them is left."""
+        words = ["scancel", f"--user={getpass.getuser()}"]
+        subprocess.run(words, env=self.env, capture_output=True, timeout=20)
+        words, deadline = ["squeue", "--noheader"], time.monotonic() + 60
+        while time.monotonic() < deadline:
+            left = subprocess.run(words, env=self.env, capture_output=True, timeout=20)
+            if not left.stdout.strip():
+                break
+            time.sleep(0.2)
 
     def logs(self) -> str:
         """What the daemons said last."""
@@ -50,16 +61,16 @@ def missing() -> str:
 
 
 @contextlib.contextmanager
-def started(folder: Path) -> Iterator[SlurmCluster]:
-    """The cluster, with its nodes idle; ended with all of its jobs afterwards."""
+def started(folder: Path, nodes: Sequence[str]) -> Iterator[SlurmCluster]:
+    """The cluster, with nodes of these names idle; ended with all of its jobs afterwards."""
     why = missing()
     assert not why, why
-    ports = _free_ports(1 + len(NODES))
+    ports = _free_ports(1 + len(nodes))
     env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": _PLACES}
     cluster = SlurmCluster(folder, env)
-    for name in ("state", *(f"spool-{node}" for node in NODES)):
+    for name in ("state", *(f"spool-{node}" for node in nodes)):
         (folder / name).mkdir()
-    (folder / "slurm.conf").write_text(_config(folder, ports))
+    (folder / "slurm.conf").write_text(_config(folder, nodes, ports))
     daemons: list[subprocess.Popen[bytes]] = []
     try:
         if _program("munged"):
@@ -68,14 +79,14 @@ def started(folder: Path) -> Iterator[SlurmCluster]:
         # It reads the file for its ports; a slurmd that comes first is late by its retries.
         _until(lambda: _answers(ports[0]), daemons, cluster)
         stepd = ("-d", str(_program("slurmstepd", "slurmstepd-wlm")))
-        daemons += [_start(cluster, "slurmd", "-D", "-N", node, *stepd) for node in NODES]
-        _until(lambda: _idle(cluster), daemons, cluster)
+        daemons += [_start(cluster, "slurmd", "-D", "-N", node, *stepd) for node in nodes]
+        _until(lambda: _idle(cluster, len(nodes)), daemons, cluster)
         yield cluster
     finally:
         _end(cluster, daemons)
 
 
-def _config(folder: Path, ports: list[int]) -> str:
+def _config(folder: Path, nodes: Sequence[str], ports: list[int]) -> str:
     root = Path(_program("slurmctld", "slurmctld-wlm") or "/").resolve().parents[2]
     plugins = next(root.glob("usr/lib/*/slurm-wlm"), None) or next(root.glob("usr/lib*/slurm"))
     munge = _program("munged") is not None
@@ -113,9 +124,9 @@ def _config(folder: Path, ports: list[int]) -> str:
         *(
             f"NodeName={node} NodeHostname={socket.gethostname()} NodeAddr=127.0.0.1 "
             f"Port={port} CPUs={cpus} RealMemory=4000 State=UNKNOWN"
-            for node, port in zip(NODES, ports[1:], strict=True)
+            for node, port in zip(nodes, ports[1:], strict=True)
         ),
-        f"PartitionName=debug Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP",
+        f"PartitionName=debug Nodes={','.join(nodes)} Default=YES MaxTime=INFINITE State=UP",
     ]
     return "\n".join(lines) + "\n"
 
@@ -141,25 +152,16 @@ def _start(cluster: SlurmCluster, name: str, *options: str) -> subprocess.Popen[
         )
 
 
-def _idle(cluster: SlurmCluster) -> bool:
+def _idle(cluster: SlurmCluster, count: int) -> bool:
     done = subprocess.run(
         ["sinfo", "-h", "-N", "-o", "%t"], env=cluster.env, capture_output=True, text=True
     )
-    return done.stdout.split() == ["idle"] * len(NODES)
+    return done.stdout.split() == ["idle"] * count
 
 
 def _end(cluster: SlurmCluster, daemons: list[subprocess.Popen[bytes]]) -> None:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(
-            ["scancel", "--signal=KILL", "--full", "--user=root"],
-            env=cluster.env,
-            capture_output=True,
-            timeout=20,
-        )
-        subprocess.run(["scancel", "--user=root"], env=cluster.env, capture_output=True, timeout=20)
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline and _jobs(cluster):
-            time.sleep(0.2)
+        cluster.end_jobs()
     for daemon in reversed(daemons):
         daemon.terminate()
         try:
@@ -167,12 +169,6 @@ def _end(cluster: SlurmCluster, daemons: list[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()
-
-
-def _jobs(cluster: SlurmCluster) -> str:
-    return subprocess.run(
-        ["squeue", "-h"], env=cluster.env, capture_output=True, text=True, timeout=20
-    ).stdout.strip()
 
 
 def _until(condition, daemons: list[subprocess.Popen[bytes]], cluster: SlurmCluster) -> None:

@@ -1,7 +1,9 @@
 """Slurm: the batch script, anybody's batch scripts, and the commands against a stand-in."""
 
+import shutil
 import stat
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -385,7 +387,7 @@ TOKEN = "export DRUMBEAT_TOKEN=$(openssl rand -hex 32)\n"  # noqa: S105
             "16 in all",
         ),
         ("#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=4\nsrun drumbeat run t.py\n", "starts faster"),
-        ("#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=4\nsrun python t.py\n", "blocks"),
+        ("#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=4\nsrun -m cyclic python t.py\n", "blocks"),
         ("#!/bin/bash\r\n#SBATCH -N2\r\nsrun python t.py\r\n", "line ends"),
         ("#!/bin/bash\n#SBATCH -N x\nsrun python t.py\n", "--nodes is 'x'"),
     ],
@@ -621,3 +623,22 @@ def test_commands_as_typed(client, tmp_path, monkeypatch, capsys):
     assert drumbeat("status", "slurm").startswith("41: running")
     assert drumbeat("logs", "slurm") == "0: hello\n"
     assert drumbeat("stop", "slurm") == "Stopped 41.\n"
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(600)
+def test_the_example_is_rehearsed_and_trains(tmp_path):
+    """The tasks of the rendered script find each other and train, as processes of this machine."""
+    here = Path(__file__).parent
+    shutil.copy(here.parents[1] / "docs/platforms/examples/slurm/job.sbatch", tmp_path)
+    shutil.copy(here / "train_random.py", tmp_path / "train.py")
+    words = ["rehearse", "job.sbatch", "--steps", "3", "--timeout", "400"]
+    done = subprocess.run(
+        [sys.executable, "-m", "drumbeat", *words],
+        cwd=tmp_path, text=True, capture_output=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[task-1] [drumbeat] Slurm: this is node 1 of 2" in done.stdout
+    assert "The agents of 2 processes found each other. 2 workers trained" in done.stdout
+    assert "--mem=8192M" in done.stdout

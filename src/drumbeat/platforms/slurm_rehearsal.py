@@ -30,20 +30,23 @@ class Layout:
     Attributes:
         counts: Tasks of each node.
         per_node: As asked for with --ntasks-per-node, if it was.
-        cyclic: Whether tasks go round the nodes.
-        distribution: What SLURM_DISTRIBUTION says; "" where it is not set.
+        distribution: What SLURM_DISTRIBUTION says.
     """
 
     counts: tuple[int, ...]
+    distribution: str
     per_node: int | None = None
-    cyclic: bool = False
-    distribution: str = ""
+
+    @property
+    def is_cyclic(self) -> bool:
+        """Whether tasks go round the nodes, in another order than theirs on each node."""
+        return self.distribution == "cyclic" and max(self.counts) > 1
 
     @property
     def places(self) -> list[tuple[int, int]]:
         """Of each task, by rank: its node, and its number there."""
         nodes = range(len(self.counts))
-        if not self.cyclic:
+        if not self.is_cyclic:
             return [(node, local) for node in nodes for local in range(self.counts[node])]
         rounds = range(max(self.counts))
         return [(node, local) for local in rounds for node in nodes if local < self.counts[node]]
@@ -64,8 +67,10 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
         return Rehearsal(
             platform="slurm", processes=(process,), differences=tuple(_differences(script, None))
         )
-    layout = layout_of(_groups_of(script, step), step.options)
-    batch = _batch_env(script, layout_of(script.groups[:1], {}), job)
+    groups = _groups_of(script, step)
+    layout = layout_of(groups, step.options)
+    # Of a heterogeneous job, a step sees the components that it is in as one job.
+    batch = _batch_env(script, layout_of(groups, {}), job)
     unknown: list[str] = []
     env = dict(batch)
     for name, value in script.exports:
@@ -116,12 +121,10 @@ def layout_of(groups: Sequence[Options], srun: Options) -> Layout:
     if sum(counts) > MAX_TASKS:
         raise ConfigError(f"The script has {sum(counts)} tasks; expected {MAX_TASKS} at most.")
     asked = {**groups[0], **srun}.get("distribution", "").partition(":")[0].partition(",")[0]
-    # Without -m, tasks that are asked for by node go round the nodes.
-    distribution = asked.lower() or ("cyclic" if per_node is not None or len(groups) > 1 else "")
+    distribution = asked.lower() or ("cyclic" if sum(counts) <= len(counts) else "block")
     return Layout(
         counts=tuple(counts),
         per_node=per_node,
-        cyclic=distribution == "cyclic" and max(counts) > 1,
         distribution=distribution,
     )
 
@@ -212,6 +215,8 @@ def _job_env(script: Script, layout: Layout, job: int) -> dict[str, str]:
         "SLURM_SUBMIT_HOST": "127.0.0.1",
         "SLURM_TASKS_PER_NODE": _short(layout.counts),
     }
+    if len(script.groups) > 1:
+        env["SLURM_HET_SIZE"] = env["SLURM_PACK_SIZE"] = str(len(script.groups))
     if layout.per_node is not None:
         env["SLURM_NTASKS_PER_NODE"] = str(layout.per_node)
     for option, name in (
@@ -241,16 +246,14 @@ def _task_env(layout: Layout, rank: int, job: int, step: Step) -> dict[str, str]
     node, local = places[rank]
     nodes, tasks = len(layout.counts), len(places)
     here = [str(other) for other, (its_node, _) in enumerate(places) if its_node == node]
-    env = {
+    return {
         "SLURMD_NODENAME": f"127.0.0.{node + 1}",
+        "SLURM_DISTRIBUTION": layout.distribution,
         "SLURM_GTIDS": ",".join(here),
-        "SLURM_JOB_NODELIST": _hosts(nodes),
-        "SLURM_JOB_NUM_NODES": str(nodes),
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
         "SLURM_LOCALID": str(local),
         "SLURM_NNODES": str(nodes),
         "SLURM_NODEID": str(node),
-        "SLURM_NODELIST": _hosts(nodes),
         "SLURM_NPROCS": str(tasks),
         "SLURM_NTASKS": str(tasks),
         "SLURM_PROCID": str(rank),
@@ -261,12 +264,8 @@ def _task_env(layout: Layout, rank: int, job: int, step: Step) -> dict[str, str]
         "SLURM_STEP_NUM_TASKS": str(tasks),
         "SLURM_STEP_TASKS_PER_NODE": _short(layout.counts),
         "SLURM_TASKS_PER_NODE": _short(layout.counts),
+        **({"SLURM_LABELIO": "1"} if "label" in step.options else {}),
     }
-    if layout.distribution:
-        env["SLURM_DISTRIBUTION"] = layout.distribution
-    if "label" in step.options:
-        env["SLURM_LABELIO"] = "1"
-    return env
 
 
 def _exported_by_srun(step: Step, env: Mapping[str, str]) -> dict[str, str]:

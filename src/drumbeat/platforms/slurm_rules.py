@@ -91,7 +91,7 @@ def _of_step(script: Script, step: Step, layout: Layout) -> Iterator[str]:
         )
     if runs_drumbeat:
         yield from _of_agents(script, step, layout)
-    elif tasks > 1 and layout.cyclic:
+    elif tasks > 1 and layout.is_cyclic:
         yield (
             "TensorFlow's SlurmClusterResolver takes tasks to be laid out in blocks; with "
             "cyclic ones it gives each others' addresses. Give srun --distribution=block."
