@@ -521,6 +521,8 @@ def test_a_missing_tier_is_taken_for_one_and_said():
 def test_a_skipped_pool_is_empty():
     given = {key: value for key, value in ALL_ROLES.items() if not key.startswith("worker")}
     spec = spec_of(convert(given))
+    job = json.loads(convert(given, labels={"team": "a"}, jobId="old_1").files[vertex.JSON_FILE])
+    assert job == {"displayName": "old_1", "jobSpec": spec, "labels": {"team": "a"}}
     assert spec[POOL][1] == {}
     assert len(spec[POOL]) == 4
     proto(spec)

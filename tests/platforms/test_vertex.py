@@ -248,6 +248,7 @@ V100 = {"machineType": "n1-standard-8", "acceleratorType": "NVIDIA_TESLA_V100"}
         ({"workerPoolSpecs": [{**POOL, "replicaCount": 2}]}, "the chief alone"),
         ({"workerPoolSpecs": [{}, POOL]}, "no first pool"),
         ({"workerPoolSpecs": [POOL] * 5}, "has 5 pools"),
+        ({"workerPoolSpecs": [POOL, {}, POOL]}, "gcloud's --config refuses"),
         ({"workerPoolSpecs": [{**POOL, "containerSpec": {}}]}, "imageUri is missing"),
         ({"workerPoolSpecs": [{**POOL, "machineSpec": {}}]}, "machineType is missing"),
         ({"workerPoolSpecs": [{**POOL, "pythonPackageSpec": {}}]}, "either containerSpec or"),

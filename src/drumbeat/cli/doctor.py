@@ -106,6 +106,7 @@ def doctor(
 
 
 def _alone(file: str | None, given: dict[str, str], workers: int) -> list[Result]:
+    from drumbeat.launch.place import environ_here
     from drumbeat.platforms import registry
     from drumbeat.platforms.doctor import manifest as manifests
 
@@ -114,7 +115,8 @@ def _alone(file: str | None, given: dict[str, str], workers: int) -> list[Result
     if manifest is not None:
         return manifests.check(manifest, registry.recognise(manifest))
     if file is None:
-        found += _here(os.environ, _places(os.environ, None, given), folder, workers)
+        env = environ_here(os.environ)
+        found += _here(env, _places(env, None, given), folder, workers)
     if job is not None:
         found += _of_job(job, folder)
     return found
@@ -250,10 +252,10 @@ def _together(
     from drumbeat.control.doctor import together
     from drumbeat.control.doctor.result import error
     from drumbeat.launch.doctor import facts, meet
-    from drumbeat.launch.place import find_place
+    from drumbeat.launch.place import environ_here, find_place
     from drumbeat.launch.token import token_of
 
-    env = os.environ
+    env = environ_here(os.environ)
     place = find_place(arguments, env)
     _check_several(place)
     token = token_of(place, env)

@@ -14,7 +14,7 @@ from drumbeat.platforms import vertex, vertex_rules, vertex_spec
 from drumbeat.platforms.ai_platform_spec import OldJob, ReplicaConfig, TrainingInput
 from drumbeat.platforms.jobfile.documents import Document
 from drumbeat.platforms.platform import Manifest, Places, Platform, Rehearsal, Rendered
-from drumbeat.platforms.yaml_text import Chosen, dump, plain
+from drumbeat.platforms.yaml_text import Chosen, plain
 
 _PY310 = ("2.8", "2.9", "2.11", "2.12", "2.13", "2.14", "2.15", "2.16", "2.17")
 _PY37 = ("1.15", "2.1", "2.2", "2.3", "2.4", "2.5", "2.6", "2.7")
@@ -50,14 +50,15 @@ def convert(manifest: Manifest) -> Rendered:
     wrong = vertex_rules.errors(custom_job, is_whole=False)
     if wrong := [*wrong, *vertex_rules.label_problems(job.labels)]:
         raise ConfigError("\n".join(wrong))
-    header = vertex.create_command(
+    files = vertex.files_of(
+        spec,
         job.jobId or _NAME,
-        given.region,
+        region=given.region,
         labels=job.labels,
         kms_key=given.encryptionConfig.kmsKeyName if given.encryptionConfig else None,
     )
     notes = [*_notes(job), *vertex_rules.advice(custom_job)]
-    return Rendered(files={vertex.FILE: dump([spec], [header])}, notes=tuple(notes))
+    return Rendered(files=files, notes=tuple(notes))
 
 
 def problems(manifest: Manifest) -> list[str]:
@@ -275,7 +276,7 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
 
 PLATFORM = Platform(
     name="ai-platform",
-    title="AI Platform Training (converts its config.yaml for Vertex AI)",
+    title="AI Platform Training",
     convert=convert,
     recognises=recognises,
     problems=problems,

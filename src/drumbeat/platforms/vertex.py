@@ -6,6 +6,7 @@ Source: discovery document aiplatform v1; Vertex AI, "Distributed training"; gcl
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from drumbeat.cluster.wording import shown
@@ -24,7 +25,7 @@ from drumbeat.platforms.platform import (
 )
 from drumbeat.platforms.yaml_text import Chosen, dump, plain
 
-FILE = "custom-job.yaml"
+FILE, JSON_FILE = "custom-job.yaml", "custom-job.json"
 NFS = "/mnt/nfs/"
 FUSE = "/gcs/"
 """Where Vertex AI mounts all buckets."""
@@ -41,25 +42,56 @@ def render(job: Job) -> Rendered:
     wrong += vertex_rules.label_problems(job.vertex.labels)
     if wrong:
         raise ConfigError("\n".join(wrong))
-    text = dump([spec], [create_command(job.name, job.vertex.region, labels=job.vertex.labels)])
-    return Rendered(files={FILE: text}, notes=(*notes, *vertex_rules.advice(custom_job)))
+    section = job.vertex
+    files = files_of(
+        spec, job.name, region=section.region, project=section.project, labels=section.labels
+    )
+    return Rendered(files=files, notes=(*notes, *vertex_rules.advice(custom_job)))
 
 
-def create_command(
+def files_of(
+    spec: dict[str, Any],
     name: str,
-    region: str | None,
     *,
+    region: str | None,
+    project: str | None = None,
     labels: dict[str, str] | None = None,
     kms_key: str | None = None,
-) -> str:
-    """The command that submits the file, with what a CustomJobSpec has no fields for."""
-    words = ["gcloud", "ai", "custom-jobs", "create", f"--region={region or 'REGION'}"]
-    words.append(f"--display-name={name}")
+) -> dict[str, str]:
+    """The job's file, which begins with the command that submits it.
+
+    gcloud 528 refuses a file in which a pool is left out, and the service does not: of such a job
+    there is a second file, which curl sends.
+
+    Args:
+        spec: The CustomJobSpec, with comments.
+        name: The display name.
+        region: Where it runs; None where nobody says.
+        project: Whose job it is; the same.
+        labels: The job's.
+        kms_key: By which its resources are encrypted.
+    """
+    where = region or "REGION"
+    if {} not in plain(spec)["workerPoolSpecs"]:
+        words = ["gcloud", "ai", "custom-jobs", "create", f"--region={where}"]
+        words.append(f"--display-name={name}")
+        if labels:
+            words.append("--labels=" + ",".join(f"{key}={value}" for key, value in labels.items()))
+        if kms_key is not None:
+            words.append(f"--kms-key={kms_key}")
+        return {FILE: dump([spec], [command.shell([*words, f"--config={FILE}"])])}
+    job: dict[str, Any] = {"displayName": name, "jobSpec": plain(spec)}
     if labels:
-        words.append("--labels=" + ",".join(f"{key}={value}" for key, value in labels.items()))
+        job["labels"] = dict(labels)
     if kms_key is not None:
-        words.append(f"--kms-key={kms_key}")
-    return command.shell([*words, f"--config={FILE}"])
+        job["encryptionSpec"] = {"kmsKeyName": kms_key}
+    url = f"https://{where}-aiplatform.googleapis.com/v1/projects/{project or 'PROJECT'}"
+    header = (
+        f"gcloud refuses a file that leaves a pool out ({{}}); {JSON_FILE} is the same job, for",
+        'curl -H "Authorization: Bearer $(gcloud auth print-access-token)" '
+        f'-H "Content-Type: application/json" -d @{JSON_FILE} {url}/locations/{where}/customJobs',
+    )
+    return {FILE: dump([spec], header), JSON_FILE: json.dumps(job, indent=2) + "\n"}
 
 
 def recognises(manifest: Manifest) -> bool:
@@ -76,7 +108,13 @@ def problems(manifest: Manifest) -> list[str]:
         job = vertex_spec.read(document, manifest.path.name)
     except ConfigError as error:
         return str(error).splitlines()
-    found = vertex_rules.errors(job, is_whole="jobSpec" in document.value)
+    is_whole = "jobSpec" in document.value
+    found = vertex_rules.errors(job, is_whole=is_whole)
+    if not is_whole and any(pool.is_empty for pool in job.jobSpec.workerPoolSpecs[1:]):
+        found.append(
+            "A pool is left out ({}), which Vertex AI takes and gcloud's --config refuses: send "
+            "the job through the API."
+        )
     return found + vertex_rules.advice(job)
 
 
