@@ -58,6 +58,16 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
+def put_at(value: Any, path: tuple[Any, ...], put: Any) -> Any:
+    """A copy of `value` that has `put` at a path."""
+    value = copy.deepcopy(value)
+    holder = value
+    for key in path[:-1]:
+        holder = holder[key]
+    holder[path[-1]] = put
+    return value
+
+
 @st.composite
 def broken(draw: st.DrawFn, value: Any) -> Any:
     """`value` with up to three of its parts replaced, removed, renamed or moved."""

@@ -18,7 +18,7 @@ from drumbeat.errors import DrumbeatError
 from drumbeat.platforms import registry
 from drumbeat.platforms.doctor import manifest as doctor
 from drumbeat.platforms.jobfile import read
-from drumbeat.platforms.jobfile.documents import parse_toml, parse_yaml
+from drumbeat.platforms.jobfile.documents import Document, parse_toml, parse_yaml
 from drumbeat.platforms.platform import Manifest, Rehearsal
 
 _SPEC = importlib.util.spec_from_file_location("fuzzing", Path(__file__).parent / "fuzzing.py")
@@ -274,6 +274,19 @@ class TestManifests:
             values = data.draw(broken(documents))
             text = "\n---\n".join(json.dumps(value) for value in values)
             look_at(tmp_path, text, name)
+
+    def test_nothing_in_place_of_each_part(self, tmp_path, name):
+        """Null, and empty ones, are what templates leave most often."""
+        _, documents = example(name)
+        for path in fuzzing.places(documents)[:: 1 + 20 // fuzzing.EXAMPLES]:
+            for put in (None, {}, [], ""):
+                values = fuzzing.put_at(documents, path, put)
+                manifest = Manifest(
+                    path=tmp_path / "manifest",
+                    text="",
+                    documents=tuple(Document(value=value) for value in values),
+                )
+                of_platform(manifest, name)
 
     @fuzz
     @given(value=fuzzing.VALUES | fuzzing.DEEP)

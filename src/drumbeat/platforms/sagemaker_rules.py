@@ -34,13 +34,22 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def request_in(manifest: Manifest) -> Document | None:
-    """The document that is a CreateTrainingJob request; None where there is none."""
+    """The document that is a CreateTrainingJob request; None where there is none.
+
+    What is null in it is not given, as AWS's protocols for JSON have it.
+    """
     for each in manifest.documents:
         if isinstance(each.value, dict) and {"TrainingJobName", "AlgorithmSpecification"} & set(
             each.value
         ):
-            return each
+            return Document(value=_given(each.value), lines=each.lines)
     return None
+
+
+def _given(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _given(item) for key, item in value.items() if item is not None}
+    return value
 
 
 def host_count(request: dict[str, Any]) -> int:
