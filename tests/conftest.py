@@ -23,13 +23,14 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 # Nothing can be kept there: jobs of tests take the usual settings, and measure nothing.
 os.environ["XDG_CACHE_HOME"] = os.devnull
 
-# Set by imports of TensorFlow, Keras, h5py and scikit-learn, and by pytest itself.
+# Set by imports of TensorFlow, Keras, h5py, scikit-learn and Ray, and by pytest itself.
 SET_BY_OTHERS = {
     "ENABLE_RUNTIME_UPTIME_TELEMETRY",
     "HDF5_PLUGIN_PATH",
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
     "PYTEST_CURRENT_TEST",
+    "RAY_CLIENT_MODE",
     "TF2_BEHAVIOR",
     "TPU_ML_PLATFORM",
     "TPU_ML_PLATFORM_VERSION",

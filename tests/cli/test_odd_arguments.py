@@ -127,8 +127,14 @@ def test_a_job_without_anything_more(cli, name):
 
 
 @pytest.mark.parametrize("command", ["submit", "status", "logs", "stop"])
-@pytest.mark.parametrize("name", registry.PLATFORMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Ray's client takes seconds to import.
+        pytest.param(name, marks=pytest.mark.slow if name == "ray" else ())
+        for name in registry.PLATFORMS
+    ],
+)
 def test_a_platform_that_nobody_can_reach(cli, name, command):
-    """Clients are imported here, which takes seconds."""
     words = [] if command == "submit" else ["nobody-17"]
     assert cli(command, name, *words)
