@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from drumbeat.cli.options import app
 from drumbeat.cli.rehearsing import together
@@ -175,6 +177,12 @@ def test_killed_part_has_the_code_of_shells(rehearse, tmp_path):
     assert rehearse(path).returncode == 137
 
 
+def test_what_no_program_can_be_given(rehearse, tmp_path):
+    path = manifest(tmp_path, python("w", "pass", env={"A=B": "1"}))
+    with pytest.raises(ConfigError, match="w can't be started"):
+        rehearse(path)
+
+
 def test_deadline(rehearse, tmp_path):
     path = manifest(tmp_path, python("w", "import time; time.sleep(600)"))
     done = rehearse(path, "--timeout", "0.5")
@@ -247,7 +255,7 @@ def test_missing_script_is_refused_before_anything_starts(refused, tmp_path):
         {"name": "worker-1", "command": ["python", "/app/train.py"]},
     )
     error = refused(path)
-    assert "worker-1 runs /app/train.py, which is not here" in error
+    assert "worker-1 runs '/app/train.py', which is not here" in error
     assert not (tmp_path / "started").exists()
 
 
@@ -261,6 +269,10 @@ def test_what_else_is_refused(refused, tmp_path):
     many = manifest(tmp_path, *(python(f"w-{i}", "pass") for i in range(9)))
     assert "-n 2" in refused(many)
     assert "called a" in refused(manifest(tmp_path, python("a", "pass"), python("a", "pass")))
+    assert "called '../a'" in refused(manifest(tmp_path, python("../a", "pass")))
+    assert "no process that trains" in refused(manifest(tmp_path))
+    servers = manifest(tmp_path, python("ps-0", "pass", main=False))
+    assert "no process that trains" in refused(servers)
     one = manifest(tmp_path, python("a", "pass"))
     assert "--steps is 0" in refused(one, "--steps", "0")
     assert "--timeout is" in refused(one, "--timeout", "0")
@@ -338,6 +350,28 @@ def test_credentials_that_are_mounted_there(tmp_path):
     assert any(name in note for note in notes)
     process, _ = at_home(tmp_path, "python", "-c", "pass", env=env, environ={name: "/me/key.json"})
     assert process.env[name] == "/me/key.json"
+
+
+_WORDS = st.sampled_from(
+    ["", "python", "drumbeat", "run", "-m", "-c", "--backup-dir", "--backup-dir=", "/", "..", ".py",
+     "a.py", "/app/a.py", "../" * 9 + "a.py", "a" * 5000 + ".py", "\0.py", "\udcff.sh", "a..b",
+     "x/y", "b/", "gs://b", "=", "-"]
+)  # fmt: skip
+
+
+@given(
+    st.lists(_WORDS, max_size=5),
+    st.dictionaries(
+        st.sampled_from(["DRUMBEAT_OUTPUT", "PATH", "GOOGLE_APPLICATION_CREDENTIALS", "A"]), _WORDS
+    ),
+)
+def test_any_command_is_taken_or_explained(words, env):
+    folder = Path(__file__).parent
+    try:
+        process, _ = at_home(folder, *words, env=env)
+    except ConfigError:
+        return
+    rehearsing.with_outputs(process, folder, folder)
 
 
 def test_outputs_are_the_rehearsals_own(tmp_path):
@@ -422,6 +456,7 @@ def test_verdict_on_what_agents_report():
     assert alone
     assert "b trained alone" in text
     assert not together({"a": report(nodes=1, workers=1)})[1]
+    assert together({"chief": report(), "ps": report(steps=0)})[0].endswith("5 steps.")
     # An evaluator of TF_CONFIG belongs to no node.
     assert not together({**both, "c": report(nodes=1, task="evaluator 0")})[1]
     assert "nobody counted" in together({})[0]

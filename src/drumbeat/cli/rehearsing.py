@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import shlex
 import sys
@@ -17,6 +18,7 @@ from drumbeat.launch.together import LIMIT_CODE, Part, Result, run_together
 from drumbeat.platforms import rehearsing as preparing
 from drumbeat.platforms.platform import Manifest, Platform, Process, Rehearsal
 
+_NAME = re.compile(r"[\w][\w.-]{0,200}")
 ALONE_CODE = 1
 """All processes have succeeded, but each by itself."""
 
@@ -70,7 +72,7 @@ def rehearse(platform: Platform, manifest: Manifest, options: Options) -> int:
     ports = _FreePorts()
     try:
         rehearsal = platform.rehearse(manifest, ports)
-        _check_size(rehearsal, options.max_processes)
+        _check_processes(rehearsal, options.max_processes)
         notes: list[str] = []
         processes, folder = _prepared(rehearsal, options, notes)
         problems = platform.problems(manifest) if platform.problems is not None else []
@@ -97,8 +99,10 @@ def rehearse(platform: Platform, manifest: Manifest, options: Options) -> int:
     return _tell(result, processes, found, rehearsal, folder, options)
 
 
-def _check_size(rehearsal: Rehearsal, most: int) -> None:
+def _check_processes(rehearsal: Rehearsal, most: int) -> None:
     count = len(rehearsal.processes)
+    if not any(each.is_main for each in rehearsal.processes):
+        raise ConfigError("The manifest has no process that trains; expected at least one worker.")
     if count > most:
         raise ConfigError(
             f"The manifest has {count} processes, more than the {most} that one machine is taken "
@@ -106,6 +110,12 @@ def _check_size(rehearsal: Rehearsal, most: int) -> None:
             f"them with --max-processes {count}."
         )
     names = [each.name for each in rehearsal.processes]
+    # They are names of files, too.
+    if odd := [name for name in names if not _NAME.fullmatch(name)]:
+        raise ConfigError(
+            f"The manifest has a process called {shown(odd[0])}; expected letters, digits, . _ and "
+            "- in names."
+        )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(
             f"The manifest has several processes called {listed(twice)}; expected a name for each."
@@ -211,7 +221,8 @@ def together(reports: Mapping[str, Report]) -> tuple[str, bool]:
             True,
         )
     some = next(iter(training.values()))
-    steps = min(report.steps for report in training.values())
+    # Those that serve a coordinator on another node count none.
+    steps = min((report.steps for report in training.values() if report.steps), default=0)
     workers = f"{some.workers} workers trained together" if some.workers > 1 else "1 worker trained"
     met = f"The agents of {some.nodes} processes found each other. " if some.nodes > 1 else ""
     count = f"{steps} steps" if steps else "no step that is counted"

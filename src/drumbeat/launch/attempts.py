@@ -368,8 +368,10 @@ class Attempts:
         restarts = sum(ended.kind is not Kind.REGROUPED for ended in history)
         after = f", after {times(restarts, 'restart')}" if restarts else ""
         steps = self.current.furthest if self.current is not None else 0
-        how = f"Ended after {steps} steps, as a rehearsal is," if self._settings.rehearsing else ""
-        lines = [f"{how or 'Finished'} in {seconds:.1f} s{after}. Logs are in {self._run_dir}"]
+        order = self._settings.rehearsing
+        is_cut = order is not None and steps >= order.steps
+        how = f"The rehearsal ended after {steps} steps," if is_cut else "Finished"
+        lines = [f"{how} in {seconds:.1f} s{after}. Logs are in {self._run_dir}"]
         if self.current is not None and (where := time_use(self.current.step_times)):
             lines.append(where)
         return Outcome(

@@ -148,10 +148,9 @@ class _Together:
                 stderr=fds[1],
                 start_new_session=True,
             )
-        except OSError as error:
-            raise ConfigError(
-                f"{part.name} can't be started: {part.argv[0]}: {error.strerror or error}."
-            ) from None
+        except (OSError, ValueError) as error:  # ValueError: text that no system call takes
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{part.name} can't be started: {part.argv[0]!r}: {why}.") from None
         finally:
             for each in fds:
                 os.close(each)

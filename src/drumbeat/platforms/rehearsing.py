@@ -148,7 +148,7 @@ def _env(process: Process, machine: Machine, notes: list[str]) -> dict[str, str]
         given["PYTHONPATH"] += f":{here['PYTHONPATH']}"
     for name in CREDENTIALS:
         file = given.get(name)
-        if file is None or Path(file).is_file():
+        if file is None or _is_file(Path(file)):
             continue
         own = machine.environ.get(name)
         if own is None:
@@ -188,16 +188,17 @@ def _located(process: Process, machine: Machine, notes: list[str]) -> list[str]:
 
 
 def _script(name: str, word: str, folder: Path, notes: list[str]) -> str:
-    if (folder / word).is_file():
+    if _is_file(folder / word):
         return word
     parts = [part for part in PurePosixPath(word).parts if part not in ("/", ".", "..")]
     for begin in range(len(parts)):
         found = PurePosixPath(*parts[begin:])
-        if (folder / found).is_file():
+        if _is_file(folder / found):
             notes.append(f"{word} is {found} of {folder} here.")
             return str(found)
     raise ConfigError(
-        f"{name} runs {word}, which is not here: there is no {parts[-1]} in {folder}. Expected the "
+        f"{name} runs {shown(word)}, which is not here: neither it nor any end of its path is in "
+        f"{folder}. Expected the "
         "folder that the image is made of; change to it."
     )
 
@@ -205,14 +206,19 @@ def _script(name: str, word: str, folder: Path, notes: list[str]) -> str:
 def _check_module(name: str, module: str, folder: Path) -> None:
     parts = module.split(".")
     path = folder.joinpath(*parts)
-    if path.with_name(f"{path.name}.py").is_file() or (path / "__main__.py").is_file():
-        return
-    if not (folder / parts[0]).is_dir() and _is_installed(parts[0]):
+    if _is_file(Path(f"{path}.py")) or _is_file(path / "__main__.py") or _is_installed(parts[0]):
         return
     raise ConfigError(
         f"{name} runs the module {shown(module)}, which is neither in {folder} nor installed. "
         "Expected the folder that the image is made of; change to it."
     )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long, a folder that can't be looked into
+        return False
 
 
 def _is_installed(name: str) -> bool:
