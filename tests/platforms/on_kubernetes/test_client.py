@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import os
+import shutil
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +18,7 @@ import pytest
 from drumbeat.cli.options import app
 from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms import kubernetes_api, kubernetes_client, registry
+from drumbeat.platforms.jobfile.documents import parse_yaml
 
 kmock = pytest.importorskip("kmock", reason="kmock needs Python 3.11")
 
@@ -50,6 +55,10 @@ class Emulator(kmock.KubernetesEmulator):
             if method == self.seen[-1][0] and part in path:
                 body = {"kind": "Status", "message": message, "code": status}
                 return web.json_response(body, status=status)
+        if path == "/api/v1":  # kmock calls the core API "/v1"
+            kind = {"name": "secrets", "kind": "Secret", "namespaced": True, "verbs": ["create"]}
+            body = {"kind": "APIResourceList", "groupVersion": "v1", "resources": [kind]}
+            return web.json_response(body)
         if path.endswith("/log"):
             return self.log(request, path.split("/")[-2])
         resource = request.resource
@@ -369,6 +378,18 @@ class TestLogs:
         cluster.add_pod("p1", tfjob_labels(1))
         assert list(client.logs("digits", task=None, follow=False)) == []
 
+    def test_following_waits_for_pods(self, cluster, submitted, monkeypatch):
+        client = submitted()
+
+        def later(seconds):
+            cluster.add_pod("p0", tfjob_labels(0))
+            cluster.server.logs["p0", False] = [line(1, "hello")]
+
+        monkeypatch.setattr(kubernetes_client.time, "sleep", later)
+        assert next(client.logs("digits", task="worker-0", follow=True)) == "[worker-0] hello"
+        with pytest.raises(ConfigError, match="no task 'worker-7'"):
+            next(client.logs("digits", task="worker-7", follow=True))
+
     def test_no_pods(self, cluster, submitted):
         with pytest.raises(ConfigError, match="has no pods: it is pending"):
             list(submitted().logs("digits", task=None, follow=False))
@@ -502,3 +523,33 @@ def test_from_the_command_line(cluster, tmp_path, monkeypatch, capfd):
     token = cluster.item("v1/secrets", "digits-drumbeat")["stringData"]["token"]
     assert run("stop", "tfjob") == (0, "Stopped team/digits.\n")
     assert token not in (tmp_path / ".drumbeat" / "submitted.json").read_text()
+
+
+@pytest.mark.parametrize("platform", ["tfjob", "jobset", "trainjob"])
+def test_the_plan_is_what_kubectl_does(platform, cluster, connect, tmp_path, monkeypatch):
+    if (kubectl := shutil.which("kubectl")) is None:
+        pytest.skip("kubectl is not installed")
+    # The emulator has no schemas that kubectl could ask for, and does not read protobuf.
+    wrapper = tmp_path / "kubectl"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        f'*secret*) {kubectl} "$@" --dry-run=client -o json | {kubectl} create -f - '
+        "--validate=false;;\n"
+        f'*) exec {kubectl} "$@" --validate=false;;\n'
+        "esac\n"
+    )
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))  # for its cache
+    client, job, rendered = connect(platform, kubernetes={"context": "usual", "namespace": "team"})
+    script = "\n".join(client.plan(job, rendered))
+    done = subprocess.run(
+        ["bash", "-ec", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    item = cluster.item(RESOURCE[platform], "digits")
+    assert item["spec"] == parse_yaml(rendered.main, "m")[-1].value["spec"]
+    secret = cluster.item("v1/secrets", "digits-drumbeat")
+    assert len(base64.b64decode(secret["data"]["token"])) == 64
+    assert client.status("digits").state == "pending"
