@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,10 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms import registry
 from drumbeat.platforms.doctor import job as jobs
 from drumbeat.platforms.doctor import manifest as manifests
-from drumbeat.platforms.doctor import script
+from drumbeat.platforms.doctor import script, stores
+from drumbeat.platforms.jobfile.documents import Document
 from drumbeat.platforms.jobfile.model import Job
-from drumbeat.platforms.platform import Platform, Process, Rehearsal
+from drumbeat.platforms.platform import Manifest, Platform, Process, Rehearsal
 
 DISTRIBUTIONS = {"sklearn": ["scikit-learn"], "yaml": ["PyYAML"], "tensorflow": ["tensorflow"]}
 
@@ -314,11 +316,61 @@ class TestManifest:
         assert {each.state for each in check(value)} == {OK}
 
 
+class TestStores:
+    @staticmethod
+    def check(platform, value, env, *words):
+        text = json.dumps(value)
+        manifest = Manifest(path=Path("m.yaml"), text=text, documents=(Document(value=value),))
+        process = Process(name="w", command=("drumbeat", "run", *words), env=env)
+        return stores.check(manifest, platform, (process, process))
+
+    @pytest.mark.parametrize(
+        ("platform", "value", "env", "words", "said"),
+        [
+            ("jobset", {}, {"DRUMBEAT_OUTPUT": "gs://b/x"}, (), "gs://b/x needs a login"),
+            ("jobset", {}, {}, ("--backup-dir", "s3://b/x"), "s3://b/x needs a login"),
+            ("jobset", {}, {"DRUMBEAT_OUTPUT": "/out"}, (), "DRUMBEAT_OUTPUT is /out, in each"),
+            ("compose", {}, {"DRUMBEAT_OUTPUT": "out"}, (), "DRUMBEAT_OUTPUT is out, in each"),
+            (
+                "tfjob",
+                {"mountPath": "/nas"},
+                {},
+                ("--backup-dir", "/nasty"),
+                "--backup-dir is /nas",
+            ),
+        ],
+    )
+    def test_a_mistake(self, platform, value, env, words, said):
+        results = self.check(platform, value, env, *words)
+        assert [each.state for each in results] != [OK]
+        assert said in results[0].text
+
+    @pytest.mark.parametrize(
+        ("platform", "value", "env", "words"),
+        [
+            ("jobset", {}, {}, ()),
+            (
+                "jobset",
+                {},
+                {"DRUMBEAT_DATA": "gs://b/x", "GOOGLE_APPLICATION_CREDENTIALS": "/k"},
+                (),
+            ),
+            ("tfjob", {"serviceAccountName": "a"}, {"DRUMBEAT_DATA": "gs://b/x"}, ()),
+            ("trainjob", {"env": "AWS_ACCESS_KEY_ID"}, {"DRUMBEAT_DATA": "s3://b/x"}, ()),
+            ("vertex", {}, {"DRUMBEAT_DATA": "gs://b/x"}, ()),
+            ("slurm", {}, {"DRUMBEAT_OUTPUT": "/home/me/out"}, ()),
+            ("jobset", {"mountPath": "/nas"}, {"DRUMBEAT_OUTPUT": "/nas/out"}, ()),
+            ("compose", {"volumes": ["claim:/nas"]}, {}, ("--backup-dir", "/nas")),
+            ("compose", {"volumes": [{"target": "/nas"}, 3]}, {"DRUMBEAT_OUTPUT": "/nas"}, ()),
+        ],
+    )
+    def test_what_is_right(self, platform, value, env, words):
+        assert {each.state for each in self.check(platform, value, env, *words)} <= {OK}
+
+
 @pytest.mark.parametrize("name", registry.PLATFORMS)
 def test_what_is_rendered_has_no_mistake(name, tmp_path):
     """The example job, and of each platform what drumbeat itself writes."""
-    from pathlib import Path
-
     from drumbeat.platforms.jobfile import read
 
     examples = Path(__file__).parents[2] / "docs" / "platforms" / "examples"

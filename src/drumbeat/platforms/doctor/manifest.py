@@ -11,6 +11,7 @@ from drumbeat.cluster.wording import shown
 from drumbeat.control.doctor import places
 from drumbeat.control.doctor.result import Result, error, ok, warning
 from drumbeat.errors import ConfigError, DrumbeatError
+from drumbeat.platforms.doctor import stores
 from drumbeat.platforms.platform import Manifest, Platform, Process
 
 _TOKENS = ("DRUMBEAT_TOKEN", "DRUMBEAT_TOKEN_FILE")
@@ -43,6 +44,7 @@ def check(manifest: Manifest, platform: Platform) -> list[Result]:
         rehearsal = platform.rehearse(manifest, _Ports())
     except DrumbeatError as problem:
         return [*found, error("manifest", str(problem))]
+    found += stores.check(manifest, platform.name, rehearsal.processes)
     return found + check_processes(rehearsal.processes, _says_token(manifest))
 
 
