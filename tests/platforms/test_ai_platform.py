@@ -319,6 +319,13 @@ def test_a_field_of_the_job_itself_is_in_the_command(field, file, word):
     assert word in text.splitlines()[0].split()
 
 
+def test_an_unspecified_accelerator_is_none():
+    gpus = {"type": "ACCELERATOR_TYPE_UNSPECIFIED", "count": 1}
+    config = {"imageUri": IMAGE, "acceleratorConfig": gpus}
+    spec = spec_of(convert({**CUSTOM, "masterConfig": config}))
+    assert at(spec, f"{POOL}.0.machineSpec") == {"machineType": "n1-standard-8"}
+
+
 @pytest.mark.parametrize(("field", "given", "said"), NOTED)
 def test_a_field_without_an_equivalent_is_named(field, given, said):
     notes = convert(given).notes
@@ -491,6 +498,7 @@ def test_runtimes_have_their_image(version, gpu, image):
             {**PACKAGE, "masterConfig": {"containerCommand": ["python"]}},
             "need masterConfig.imageUri",
         ),
+        ({**PACKAGE, "workerConfig": {"imageUri": IMAGE}}, "workerConfig.imageUri needs master"),
         ({**PACKAGE, "pythonModule": None}, "pythonModule"),
         ({**PACKAGE, "packageUris": []}, "gcloud took it from --package-path"),
         ({**PACKAGE, "packageUris": ["gs://b/x"] * 101}, "at most 100"),

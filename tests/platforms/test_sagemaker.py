@@ -249,6 +249,11 @@ def test_groups_of_instances_are_counted():
     assert len(sagemaker.rehearse(manifest(body), Places()).processes) == 3
 
 
+def test_keys_that_are_null_are_absent():
+    body = changed() | {"Environment": None, "HyperParameters": None, "InputDataConfig": None}
+    assert len(sagemaker.rehearse(manifest(body), Places()).processes) == 3
+
+
 def test_an_unknown_command_is_explained():
     body = changed(AlgorithmSpecification__ContainerEntrypoint=None)
     with pytest.raises(ConfigError, match="argument `train`"):

@@ -291,6 +291,7 @@ class TestLogs:
             "7",
             "--project=my-project",
             "--region=us-central1",
+            '--format=value[separator=": "](task_name,message)',
         ]
 
     @pytest.mark.parametrize("follow", [False, True])

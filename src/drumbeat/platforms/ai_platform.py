@@ -152,7 +152,7 @@ def _machine(role: str, name: str, config: ReplicaConfig) -> tuple[dict[str, Any
     if name in old.LEGACY:
         machine_type, kind, count = old.LEGACY[name]
         machine = {"machineType": Chosen(machine_type, f"{name} of AI Platform")}
-    if kind is None or not count:
+    if kind in (None, "ACCELERATOR_TYPE_UNSPECIFIED") or not count:
         return machine, False
     value: Any = kind
     if kind == "NVIDIA_TESLA_K80":
@@ -257,8 +257,8 @@ def _on_tuning(given: old.HyperparameterSpec) -> str:
     where = [f"{name} is {STUDY[name]}" for name in STUDY if getattr(given, name) not in (None, [])]
     return (
         "hyperparameters has no equivalent in a CustomJob: Vertex AI tunes with a "
-        "HyperparameterTuningJob, whose trialJobSpec is this file; in it, "
-        f"{listed(where, len(where))}."
+        "HyperparameterTuningJob, whose trialJobSpec is this file"
+        + (f"; in it, {listed(where, len(where))}." if where else ".")
     )
 
 

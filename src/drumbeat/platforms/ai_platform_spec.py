@@ -281,6 +281,9 @@ def _errors(given: TrainingInput) -> list[str]:
         found.append("args can't be had with containerCommand or containerArgs.")
     if commands and not has_image(given):
         found.append("containerCommand and containerArgs need masterConfig.imageUri.")
+    others = [role for role in ROLES[1:] if getattr(given, f"{role}Config").imageUri]
+    if others and not has_image(given):
+        found.append(f"{others[0]}Config.imageUri needs masterConfig.imageUri as well.")
     if given.runtimeVersion is not None:
         found += [
             f"{key} is missing; gcloud took it from {flag}."

@@ -13,6 +13,8 @@ DATA, OUTPUT = "DRUMBEAT_DATA", "DRUMBEAT_OUTPUT"
 TOKEN, TOKEN_FILE = "DRUMBEAT_TOKEN", "DRUMBEAT_TOKEN_FILE"
 PORT = 2222
 """Where the agents meet on node 0."""
+EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
+"""Of drumbeat, by the URLs that they have the driver for."""
 
 
 def drumbeat_run(job: Job, *, ps: int | None = None) -> list[str]:

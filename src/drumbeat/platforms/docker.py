@@ -20,7 +20,6 @@ from drumbeat.platforms.platform import Platform, Rendered
 # Exact tags, so that the same file makes the same image; each was published.
 _PATCH = {"3.10": "3.10.16", "3.11": "3.11.11", "3.12": "3.12.8", "3.13": "3.13.1"}
 _DEBIAN = "bookworm"
-_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 _REQUIREMENTS = "requirements.txt"
 _USER, _UID = "drumbeat", 1000
 _WORK = "/work"
@@ -77,7 +76,7 @@ def extras(job: Job) -> list[str]:
     """Of drumbeat, those that the job's places need: gcs, s3."""
     places = (job.data, job.output, job.run.backup_dir, *job.args)
     schemes = {place.partition("://")[0] for place in places if place and "://" in place}
-    return sorted({_EXTRAS[scheme] for scheme in schemes if scheme in _EXTRAS})
+    return sorted({command.EXTRAS[each] for each in schemes if each in command.EXTRAS})
 
 
 def _base(job: Job) -> list[str]:

@@ -53,7 +53,7 @@ def _command(algorithm: dict[str, Any]) -> tuple[str, ...]:
             'the argument `train`, which can\'t be known here. Write it as "ContainerEntrypoint": '
             '["drumbeat", "run"] and "ContainerArguments": ["train.py"].'
         )
-    return (*algorithm["ContainerEntrypoint"], *algorithm.get("ContainerArguments", ()))
+    return (*algorithm["ContainerEntrypoint"], *(algorithm.get("ContainerArguments") or ()))
 
 
 def _env(request: dict[str, Any], hosts: list[str], host: str, rendezvous: str) -> dict[str, str]:
@@ -65,7 +65,7 @@ def _env(request: dict[str, Any], hosts: list[str], host: str, rendezvous: str) 
         "SM_HOSTS": json.dumps(hosts, separators=(",", ":")),
         "SM_CURRENT_HOST": host,
         "SM_RESOURCE_CONFIG": json.dumps(resources, separators=(",", ":")),
-        **request.get("Environment", {}),
+        **(request.get("Environment") or {}),
     }
     # algo-1 is a name of the job's own network.
     return env | ({"DRUMBEAT_RENDEZVOUS": rendezvous} if len(hosts) > 1 else {})

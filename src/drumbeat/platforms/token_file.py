@@ -9,12 +9,12 @@ from __future__ import annotations
 import secrets
 
 from drumbeat.errors import ConfigError
+from drumbeat.platforms.command import EXTRAS
 from drumbeat.platforms.deadline import within
 from drumbeat.platforms.jobfile.model import Job
 
 NAME = "drumbeat-token"
 TIMEOUT_S = 60.0
-_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 
 
 def is_needed(job: Job) -> bool:
@@ -51,7 +51,7 @@ def _put(place: str) -> None:
             return
         driver.pipe_file(path, secrets.token_hex(32).encode())
     except ImportError as error:
-        extra = _EXTRAS.get(kind)
+        extra = EXTRAS.get(kind)
         hint = f'pip install "drumbeat[{extra}]"' if extra else "install it beside drumbeat"
         raise ConfigError(
             f"{place} needs a driver that is not installed: {error}. {hint}"

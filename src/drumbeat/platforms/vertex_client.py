@@ -122,7 +122,8 @@ class VertexClient:
         if follow:
             words = ["gcloud", "ai", "custom-jobs", "stream-logs", number]
             words += [f"--project={self.project}", f"--region={self.region}"]
-            return words + ([f"--task-name={task}"] if task else [])
+            words += [f"--task-name={task}"] if task else []
+            return [*words, '--format=value[separator=": "](task_name,message)']
         wanted = f'resource.type="ml_job" resource.labels.job_id="{number}"'
         if task:
             wanted += f" resource.labels.task_name={json.dumps(task)}"
