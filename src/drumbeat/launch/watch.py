@@ -77,7 +77,6 @@ class Watch:
         self._untold: list[Failure] = []
         self._on_moves = on_moves
         self._note = note
-        self._made_steps = False
         self._hangs = HangWatch(settings, parent, meeting, note, patience)
         self.fired = 0
         """Faults of `--inject` that other agents have told of before they struck."""
@@ -212,33 +211,26 @@ class Watch:
 
     async def _until_local_end_or_steps(self, ends: Mapping[str, asyncio.Future[None]]) -> None:
         """Waits for the end here, or in a rehearsal until all workers of the node have trained."""
-        if self._settings.rehearsing is None:
-            await self._until_local_end(ends)
-            return
-        waits = [
-            asyncio.ensure_future(self._until_local_end(ends)),
-            asyncio.ensure_future(self._until_steps(self._settings.rehearsing.steps)),
-        ]
+        poll_s = _STEPS_POLL_S if self._settings.rehearsing else None
+        local = asyncio.ensure_future(self._until_local_end(ends))
         try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for wait in done:
-                wait.result()
+            while not (local.done() or self._made_steps):
+                await asyncio.wait({local}, timeout=poll_s)
+            if local.done():
+                local.result()
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
-
-    async def _until_steps(self, steps: int) -> None:
-        # Servers of another node's coordinator count no steps, and wait for that one's.
-        while not (pages := self._trainers) or min(page.made for page in pages) < steps:
-            await asyncio.sleep(_STEPS_POLL_S)
-        # From now on the workers may be ended, here or on another node first.
-        self._made_steps = True
+            local.cancel()
+            await asyncio.gather(local, return_exceptions=True)
 
     @property
-    def _trainers(self) -> list[ProgressPage]:
-        workers = self._workers.values()
-        return [worker.progress for worker in workers if worker.task.rank >= 0]
+    def _made_steps(self) -> bool:
+        """Whether the workers here have made a rehearsal's steps: they may be ended from now on.
+
+        Servers of another node's coordinator count none, and end with that one's.
+        """
+        order = self._settings.rehearsing
+        pages = [each.progress for each in self._workers.values() if each.task.rank >= 0]
+        return order is not None and bool(pages) and min(p.made for p in pages) >= order.steps
 
     async def _until_local_end(self, ends: Mapping[str, asyncio.Future[None]]) -> None:
         chief = ends.get("chief 0")
