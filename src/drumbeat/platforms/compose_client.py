@@ -6,15 +6,13 @@ them, so that it needs neither the file nor its variables.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import json
 import os
-import queue
 import re
 import secrets
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from typing import Any
 from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.merged import Merged
 from drumbeat.platforms.platform import Rendered, Status
 
 PROJECT, SERVICE = "com.docker.compose.project", "com.docker.compose.service"
@@ -89,13 +88,10 @@ class ComposeClient:
         if task is not None and task not in names:
             raise ConfigError(f"{job_id} has no {task}; expected one of {', '.join(names)}.")
         chosen = [each for each in containers if task in (None, _service(each))]
-        following = _Following(self, follow)
-        try:
-            for each in chosen:
-                following.start(each["Id"], f"{_service(each)}: ")
-            yield from following.lines(len(chosen))
-        finally:
-            following.end()
+        merged = Merged()
+        for each in chosen:
+            merged.start(functools.partial(self._lines, merged, each, follow))
+        yield from merged.lines()
 
     def stop(self, job_id: str) -> None:
         """See `Client.stop`."""
@@ -108,20 +104,22 @@ class ComposeClient:
         if networks:
             self._docker(["network", "rm", *networks])
 
-    def reading(self, container: str, since: str, follow: bool) -> subprocess.Popen[str]:
-        """`docker logs`, whose output has the time before each line."""
-        words = ["docker", "logs", "--timestamps", "--since", since]
-        return subprocess.Popen(
-            [*words, *(["--follow"] if follow else []), container],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=dict(self._environ),
-            text=True,
-            errors="replace",
-        )
+    def _lines(self, merged: Merged, container: Any, follow: bool) -> Iterator[str]:
+        """A container's lines; it is followed over its restarts."""
+        since = "0"
+        while not merged.is_ended:
+            words = ["docker", "logs", "--timestamps", "--since", since]
+            words += ["--follow", container["Id"]] if follow else [container["Id"]]
+            for text in merged.run(words, self._environ):
+                at, _, line = text.partition(" ")
+                if at != since:  # --since means "from"
+                    since = at
+                    yield f"{_service(container)}: {line}"
+            if not follow or not self._lives(container["Id"]):
+                return
+            merged.wait(_POLL_S)
 
-    def lives(self, container: str) -> bool:
+    def _lives(self, container: str) -> bool:
         """Whether the container runs, or will again."""
         try:
             text = self._docker(["inspect", "--format", "{{.State.Status}}", container])
@@ -200,66 +198,6 @@ class ComposeClient:
             ) from None
         except OSError as error:
             raise ConfigError(f"{words[0]} can't be started: {error.strerror or error}.") from None
-
-
-class _Following:
-    """Lines of several containers as they come; each is followed over its restarts."""
-
-    def __init__(self, client: ComposeClient, follow: bool) -> None:
-        self._client = client
-        self._follow = follow
-        self._lines: queue.Queue[str | None] = queue.Queue(maxsize=1000)
-        self._processes: list[subprocess.Popen[str]] = []
-        self._ended = threading.Event()
-
-    def start(self, container: str, prefix: str) -> None:
-        """Begins to read a container."""
-        threading.Thread(
-            target=self._read, args=(container, prefix), name="drumbeat-logs", daemon=True
-        ).start()
-
-    def lines(self, count: int) -> Iterator[str]:
-        """Lines until `count` containers have ended."""
-        while count:
-            line = self._lines.get()
-            if line is None:
-                count -= 1
-            else:
-                yield line
-
-    def end(self) -> None:
-        """Ends what still reads."""
-        self._ended.set()
-        for process in self._processes:
-            process.kill()
-
-    def _read(self, container: str, prefix: str) -> None:
-        since = "0"
-        try:
-            while not self._ended.is_set():
-                since = self._read_once(container, prefix, since)
-                if not self._follow or not self._client.lives(container):
-                    return
-                self._ended.wait(_POLL_S)
-        finally:
-            self._put(None)
-
-    def _read_once(self, container: str, prefix: str, since: str) -> str:
-        """Reads until the container ends; returns when its last line was written."""
-        with self._client.reading(container, since, self._follow) as process:
-            self._processes.append(process)
-            for text in process.stdout or ():
-                at, _, line = text.rstrip("\n").partition(" ")
-                if at != since:  # --since means "from"
-                    since = at
-                    self._put(prefix + line)
-        return since
-
-    def _put(self, line: str | None) -> None:
-        while not self._ended.is_set():
-            with contextlib.suppress(queue.Full):
-                self._lines.put(line, timeout=_POLL_S)
-                return
 
 
 def _up(name: str, folder: Path) -> list[str]:
