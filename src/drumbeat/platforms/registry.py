@@ -33,6 +33,10 @@ def _ray() -> Platform:
     return import_module("drumbeat.platforms.ray").PLATFORM
 
 
+def _runai() -> Platform:
+    return import_module("drumbeat.platforms.runai").PLATFORM
+
+
 def _jobset() -> Platform:
     return import_module("drumbeat.platforms.jobset").PLATFORM
 
@@ -59,6 +63,7 @@ PLATFORMS: dict[str, Callable[[], Platform]] = {
     "docker": _docker,
     "jobset": _jobset,
     "ray": _ray,
+    "runai": _runai,
     "sagemaker": _sagemaker,
     "slurm": _slurm,
     "tfjob": _tfjob,

@@ -145,6 +145,8 @@ class RunAI(Section):
     """Run:ai."""
 
     project: str | None = None
+    project_id: str | None = Field(default=None, description="For the REST interface.")
+    cluster_id: str | None = Field(default=None, description="For the REST interface.")
     cli: Literal["v1", "v2"] = "v2"
     node_pools: list[Text] = []
     gpu_portion: Annotated[float, Field(gt=0, le=1)] | None = None
