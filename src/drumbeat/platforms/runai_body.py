@@ -170,6 +170,8 @@ def _entry(given: Any) -> dict[str, Any]:
             f"spec.environmentVariables has {shown(given)}; expected {{name: …, value: …}}."
         )
     name = given["name"]
+    if "=" in name:
+        raise ConfigError(f"{shown(name)} can't be the name of a variable.")
     if "value" in given:
         if not isinstance(given["value"], str):
             raise ConfigError(

@@ -116,6 +116,8 @@ def read(text: str, name: str) -> Submission:
     Raises:
         ConfigError: There is none, or more than one, or a shell would not read it.
     """
+    if "\0" in text:
+        raise ConfigError(f"{name} has a NUL character, which no program takes.")
     found = list(_commands(text))
     if len(found) != 1:
         raise ConfigError(
