@@ -19,7 +19,8 @@ JOB = "name: digits\nscript: train.py\nimage: img:1\n"
 SCRIPT = "import tensorflow\ndata.batch(64)\n"
 # What other tests, or the machine, may have set.
 UNSET = ("TF_CONFIG", "DRUMBEAT_TOKEN", "DRUMBEAT_DATA", "DRUMBEAT_OUTPUT", "CLUSTER_SPEC",
-         "KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "GOOGLE_APPLICATION_CREDENTIALS")  # fmt: skip
+         "KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "SLURM_STEP_NUM_NODES",
+         "GOOGLE_APPLICATION_CREDENTIALS")  # fmt: skip
 Doctor = Callable[..., Any]
 
 
@@ -114,7 +115,12 @@ def test_a_manifest(doctor, tmp_path):
     ("addresses", "env", "state", "said"),
     [
         (("a:1", "a:1"), {}, "error", "have the same address"),
-        (("localhost:PORT", "127.0.0.1:1"), {"SLURM_JOB_ID": "1"}, "error", "SLURM_JOB_ID is set"),
+        (("localhost:PORT", "127.0.0.1:1"), {"SLURM_STEP_NUM_NODES": "2", "DRUMBEAT_TOKEN": "x"},
+         "error", "but SLURM_STEP_NUM_NODES is 2: on several machines each would wait for itself"),
+        (("localhost:PORT", "127.0.0.1:1"), {"KUBERNETES_SERVICE_HOST": "x"}, "warning",
+         "KUBERNETES_SERVICE_HOST is set"),
+        (("localhost:PORT", "127.0.0.1:1"), {"SLURM_STEP_NUM_NODES": "1"}, "ok",
+         "which is right where all of them run here"),
         (("localhost:BUSY", "127.0.0.1:1"), {}, "error", "is in use by another process"),
         (("localhost:PORT", "127.0.0.1:1"), {}, "error", "DRUMBEAT_TOKEN is not set"),
         (("localhost:PORT", "127.0.0.1:1"), {"DRUMBEAT_TOKEN": "x"}, "ok", "1 of 1 other address"),

@@ -80,6 +80,7 @@ class TestPlaces:
     def test_localhost_on_several_machines(self):
         local = cluster("localhost:1", "127.0.0.1:2")
         only(places.check_loopback(local, several="SLURM_JOB_ID is set"), ERROR, "for itself")
+        only(places.check_loopback(local, several="x", is_sure=False), WARNING, "for itself")
         assert states(places.check_loopback(local, several="")) == [("localhost", OK)]
         assert places.check_loopback(cluster("a:1", "b:1"), several="x") == []
         assert places.check_loopback(cluster("localhost:1"), several="x") == []

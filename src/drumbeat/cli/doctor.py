@@ -209,8 +209,7 @@ def _cluster(env: Mapping[str, str], cluster: ClusterSpec) -> list[Result]:
     from drumbeat.launch.doctor import reach
 
     assert cluster.task is not None, "check_tf_config sees to it"  # noqa: S101
-    several = next((f"{name} is set" for name in _SEVERAL if env.get(name)), "")
-    found = judge.check_loopback(cluster, several=several)
+    found = _loopback(env, cluster)
     own = cluster.address(cluster.task) if cluster.task in cluster.tasks else ""
     if own:
         address = parse_address(own, "")
@@ -228,8 +227,20 @@ def _cluster(env: Mapping[str, str], cluster: ClusterSpec) -> list[Result]:
     return found + judge.check_reach(reached, names)
 
 
-_SEVERAL = ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "CLOUD_ML_JOB_ID", "SM_HOSTS")
-"""Set where a platform has started this process, on one of several machines."""
+def _loopback(env: Mapping[str, str], cluster: ClusterSpec) -> list[Result]:
+    from drumbeat.control.doctor.places import check_loopback
+
+    for name in _COUNTS:
+        if (count := env.get(name, "1")) != "1":
+            return check_loopback(cluster, several=f"{name} is {count}")
+    several = next((f"{name} is set" for name in _STARTED if env.get(name)), "")
+    return check_loopback(cluster, several=several, is_sure=False)
+
+
+_COUNTS = ("SLURM_STEP_NUM_NODES", "SKYPILOT_NUM_NODES")
+"""How many machines the job has."""
+_STARTED = ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "CLOUD_ML_JOB_ID", "SM_HOSTS")
+"""Set where a platform has started this process, perhaps on one of several machines."""
 
 
 def _of_job(job: Job, folder: Path) -> list[Result]:

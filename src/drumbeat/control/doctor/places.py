@@ -66,25 +66,24 @@ def check_tf_config(env: Mapping[str, str]) -> tuple[Result, ClusterSpec | None]
     return ok("TF_CONFIG", f"This is {cluster.task} in a cluster of {jobs}."), cluster
 
 
-def check_loopback(cluster: ClusterSpec, *, several: str) -> list[Result]:
+def check_loopback(cluster: ClusterSpec, *, several: str, is_sure: bool = True) -> list[Result]:
     """Whether tasks on several machines are all called localhost.
 
     Args:
         cluster: The cluster.
         several: What says that they are on several machines; "" where nothing does.
+        is_sure: Whether that leaves no doubt.
     """
     addresses = [cluster.address(task) for task in cluster.tasks]
     if len(addresses) < 2 or not all(parse_address(a, "").loopback for a in addresses):
         return []
     which = f"All {len(addresses)} tasks are at addresses of this machine ({listed(addresses, 3)})"
     if several:
-        return [
-            error(
-                "localhost",
-                f"{which}, but {several}: each would wait for itself. Give every task the name "
-                "or address by which the other machines reach it.",
-            )
-        ]
+        text = (
+            f"{which}, but {several}: on several machines each would wait for itself. Give every "
+            "task the name or address by which the other machines reach it."
+        )
+        return [error("localhost", text) if is_sure else warning("localhost", text)]
     return [ok("localhost", f"{which}, which is right where all of them run here.")]
 
 
