@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 from datetime import datetime
 from pathlib import Path
 
@@ -307,6 +310,21 @@ def test_a_job_is_submitted_watched_and_stopped(aws):
     client.stop(name)
     with pytest.raises(ConfigError, match="AWS refuses it"):
         client.status("nothing")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("aws") is None, reason="the AWS CLI is not on PATH")
+def test_the_aws_command_takes_the_file(aws, server, tmp_path):
+    (tmp_path / sagemaker.FILE).write_text(render(name="by-hand").main)
+    words = ["sagemaker", "create-training-job", "--cli-input-json", f"file://{sagemaker.FILE}"]
+    done = subprocess.run(
+        ["aws", *words, "--region", "eu-west-1", "--endpoint-url", server],
+        cwd=tmp_path, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        text=True, capture_output=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["TrainingJobArn"].endswith(":training-job/by-hand")
+    assert SageMakerClient(region="eu-west-1").status("by-hand").state != "unknown"
 
 
 def test_logs_have_their_host(aws):

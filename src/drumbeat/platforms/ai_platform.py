@@ -186,18 +186,7 @@ def _notes(job: OldJob) -> list[str]:
         notes.append(f"The job has no jobId: its display name is {_NAME}; change --display-name.")
     if given.region is None:
         notes.append("region is missing: give --region to gcloud.")
-    if old.chief_name(given) == "master":
-        notes.append(
-            "TF_CONFIG called the first task `master`, Vertex AI calls it `chief`: a script that "
-            "looks for `master` must look for `chief`."
-        )
-    elif given.useChiefInTfConfig:
-        notes.append("useChiefInTfConfig is left out: on Vertex AI it is always `chief`.")
-    if sum(old.machine_of(given, role)[1] for role in old.ROLES) == 1:
-        notes.append(
-            "Vertex AI sets no TF_CONFIG for a single replica, as AI Platform did: a script must "
-            "take its absence for one worker."
-        )
+    notes += _on_tf_config(given)
     if given.runtimeVersion is not None:
         notes.append(
             "Google lists the prebuilt images of these versions as past their end of availability "
@@ -234,6 +223,23 @@ def _notes(job: OldJob) -> list[str]:
         "(docs/platforms/vertex.md)."
     )
     return notes
+
+
+def _on_tf_config(given: TrainingInput) -> list[str]:
+    found = []
+    if old.chief_name(given) == "master":
+        found.append(
+            "TF_CONFIG called the first task `master`, Vertex AI calls it `chief`: a script that "
+            "looks for `master` must look for `chief`."
+        )
+    elif given.useChiefInTfConfig:
+        found.append("useChiefInTfConfig is left out: on Vertex AI it is always `chief`.")
+    if sum(old.machine_of(given, role)[1] for role in old.ROLES) == 1:
+        found.append(
+            "Vertex AI sets no TF_CONFIG for a single replica, as AI Platform did: a script must "
+            "take its absence for one worker."
+        )
+    return found
 
 
 def _old_gpu(given: TrainingInput, role: str) -> str | None:
