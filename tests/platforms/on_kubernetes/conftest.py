@@ -52,15 +52,16 @@ def _schemas_are_read_once():
 
 
 def _closed(schema):
-    """No keys but those that are listed, and Kubernetes' own kinds of numbers."""
+    """The same schema, which allows no keys but those that are listed."""
     if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    found = {key: _closed(value) for key, value in schema.items()}
-    if isinstance(found.get("properties"), dict) and "type" in found:
-        found.setdefault("additionalProperties", False)
-    return found
+        for each in schema:
+            _closed(each)
+    elif isinstance(schema, dict):
+        if isinstance(schema.get("properties"), dict) and "type" in schema:
+            schema.setdefault("additionalProperties", False)
+        for each in schema.values():
+            _closed(each)
+    return schema
 
 
 class Checks:

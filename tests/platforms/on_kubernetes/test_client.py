@@ -308,6 +308,13 @@ class TestStatus:
         selector = "labelSelector=training.kubeflow.org/job-name=digits"
         assert any(selector in unquote(path) for _, path in cluster.server.seen)
 
+    def test_a_pod_that_says_nothing_of_its_containers(self, cluster, submitted):
+        client = submitted()
+        cluster.add_pod("a", tfjob_labels(0), phase="Pending", state={})
+        assert client.status("digits").state == "pending"
+        cluster.add_pod("a", tfjob_labels(0), phase="Running", state={})
+        assert client.status("digits").state == "running"
+
     def test_the_newest_pod_of_an_index_counts(self, cluster, submitted):
         client = submitted("jobset")
         labels = {"jobset.sigs.k8s.io/replicatedjob-name": "worker"}
@@ -455,6 +462,25 @@ class TestErrors:
         with pytest.raises(ConfigError, match=r"no kubeconfig \(.*none\)"):
             connect()[0].status("digits")
 
+    def test_in_a_pod_its_service_account_is_taken(self, cluster, monkeypatch, connect, tmp_path):
+        from kubernetes.config import incluster_config
+
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+        (tmp_path / "token").write_text("of-the-pod")
+        (tmp_path / "ca.crt").write_text("a certificate")
+        (tmp_path / "namespace").write_text("pods\n")
+        monkeypatch.setattr(kubernetes_api, "_IN_CLUSTER", tmp_path / "token")
+        for name, file in (("TOKEN", "token"), ("CERT", "ca.crt")):
+            monkeypatch.setattr(incluster_config, f"SERVICE_{name}_FILENAME", tmp_path / file)
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
+        client = connect()[0]
+        with pytest.raises(ConfigError, match="https://127.0.0.1:1 can't be reached"):
+            client.status("digits")
+        assert client._server.namespace == "pods"
+        with pytest.raises(ConfigError, match="no kubeconfig"):
+            connect(kubernetes={"context": "prod"})[0].status("digits")
+
     @pytest.mark.parametrize("text", ["", "a: [", "[]", "kind: Config\n", "\0"])
     def test_a_broken_kubeconfig(self, text, monkeypatch, connect, tmp_path):
         (tmp_path / "broken").write_text(text)
@@ -525,6 +551,7 @@ def test_from_the_command_line(cluster, tmp_path, monkeypatch, capfd):
     assert token not in (tmp_path / ".drumbeat" / "submitted.json").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["tfjob", "jobset", "trainjob"])
 def test_the_plan_is_what_kubectl_does(platform, cluster, connect, tmp_path, monkeypatch):
     if (kubectl := shutil.which("kubectl")) is None:

@@ -22,7 +22,7 @@ VARIANTS = {
     "chief alone": {"workers": 1, "tfjob": {"chief": True}},
     "no restarts": {"restarts": 0},
     "a runtime that is there": {"trainjob": {"runtime": "tensorflow"}},
-    "longest name": {"name": "a" * 40, "workers": 1024},
+    "longest name": {"name": "a" * 40, "workers": 400},
     "everything": None,
     "everything, a runtime that is there": {"trainjob": {"runtime": "tensorflow"}},
 }
@@ -54,8 +54,9 @@ def test_each_variant_conforms(platform, variant, rendered, everything, checks, 
 def test_the_schemas_find_typos(platform, rendered, checks):
     document = rendered(platform)[0]
     document["spec"]["runPolicies"] = {}
-    with pytest.raises(ValidationError, match="runPolicies"):
+    with pytest.raises(ValidationError) as caught:
         checks.conforms(document)
+    assert "runPolicies" in caught.value.message  # all of it is the schema, too
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
