@@ -176,6 +176,13 @@ def test_the_jobs_exit_code(codes, decision):
     assert ray_driver.decide(codes, nodes=2) == decision
 
 
+def test_a_reason_is_one_line():
+    traced = "ray::Agent.start()\n  File 'a', line 5\nModuleNotFoundError: No module named 'x'\n"
+    assert ray_driver._reason(RuntimeError(traced)) == "ModuleNotFoundError: No module named 'x'"
+    assert ray_driver._reason(RuntimeError("The actor died.\nmore")) == "The actor died."
+    assert ray_driver._reason(RuntimeError()) == "RuntimeError"
+
+
 def leash(grace_s: float, *command: str) -> tuple[subprocess.Popen, int]:
     """A leash around a command; and where it tells the exit code."""
     status, told = os.pipe()

@@ -507,6 +507,10 @@ def test_dry_run_shows_all_calls(fake):
     assert make.startswith("kubectl -n runai-team create -f - (unless it is there")
     assert submit.startswith("runai training tensorflow submit digits -p team")
     assert not Path(fake["CALLS"]).exists()
+    found, wanted = client(fake, project=None)
+    assert found.plan(wanted, runai.render(wanted)) == [
+        shlex.join(["runai", *runai.submit_words(wanted)[1:]])
+    ]
 
 
 @pytest.mark.parametrize(

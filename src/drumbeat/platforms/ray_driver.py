@@ -85,6 +85,8 @@ def main(arguments: Sequence[str]) -> int:
         job = Job(options=options, group=group, token=secrets.token_hex(32))
         _start_all(job)
         return _follow(job, stopped)
+    except ray.exceptions.RayError as error:
+        raise DrumbeatError(f"Ray could not start the nodes: {_reason(error)}") from None
     finally:
         with contextlib.suppress(Exception):
             ray.util.remove_placement_group(group)
@@ -227,7 +229,7 @@ def _show(job: Job, rank: int, done: Any) -> bool:
 def _replace(job: Job, rank: int, error: Exception) -> bool:
     """Starts a node again whose actor is lost; False where that changes all of them, or none is."""
     job.losses += 1
-    reason = str(error).strip().splitlines()[0]
+    reason = _reason(error)
     if job.end_s is not None or job.losses > MAX_LOSSES:
         _say(f"Ray has lost node {rank}: {reason}")
         job.codes[rank] = 1
@@ -236,13 +238,25 @@ def _replace(job: Job, rank: int, error: Exception) -> bool:
         return False
     _say(f"Ray has lost node {rank}, which is started again: {reason}")
     job.agents[rank] = _actor(job, rank)
-    if rank == 0:
-        ray = _ray()
-        place = ray.get(job.agents[0].place.remote(), timeout=_CALL_TIMEOUT_S)
-        if place[0] != job.rendezvous[0]:
-            return _start_anew(job)
-    _start(job, rank)
+    try:
+        if rank == 0:
+            place = _ray().get(job.agents[0].place.remote(), timeout=_CALL_TIMEOUT_S)
+            if place[0] != job.rendezvous[0]:
+                return _start_anew(job)
+        _start(job, rank)
+    except _ray().exceptions.RayError as again:
+        _say(f"Node {rank} could not be started again: {_reason(again)}")
+        job.codes[rank] = 1
+        _end(job, 1)
+        return False
     return True
+
+
+def _reason(error: Exception) -> str:
+    """Ray's error in one line: the last one of a traceback of a node's, which it begins with."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    is_traceback = any(line.startswith(("Traceback", "File ")) for line in lines)
+    return (lines[-1] if is_traceback else lines[0]) if lines else type(error).__name__
 
 
 def _start_anew(job: Job) -> bool:

@@ -46,7 +46,7 @@ class RunaiClient:
     def plan(self, job: Job, rendered: Rendered) -> list[str]:
         """See `Client.plan`."""
         calls = [command.shell(self._words)]
-        if job.nodes > 1:
+        if job.nodes > 1 and job.runai.project is not None:
             look = self._kubectl("get", "secret", token_secret(job))
             make = self._kubectl("create", "-f", "-")
             note = f"(unless it is there: a Secret {token_secret(job)}, made anew)"
@@ -111,8 +111,7 @@ class RunaiClient:
 
     def _kubectl(self, *words: str) -> list[str]:
         """A call in the namespace of the project, where Run:ai keeps its pods."""
-        project = self._job.runai.project or "PROJECT"
-        return ["kubectl", "-n", f"runai-{project}", *words]
+        return ["kubectl", "-n", f"runai-{self._job.runai.project}", *words]
 
     def _make_secret(self, job: Job) -> None:
         """Makes the agents' Secret; says what to do where that can't be known."""
