@@ -86,6 +86,7 @@ VERTEX = vertex({"0": 1, "1": 2}, "workerpool1", 1)
         (SLURM, "Slurm", 2, 4, "n1:20077"),
         (SLURM | {"SLURM_PROCID": "0"}, "Slurm", 0, 4, "n1:20077"),
         ({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, "Slurm", 0, 1, ":2222"),
+        # tf#51760, keras#19218 (what to set under srun is hard to know): nothing is to be set.
         # Cyclic or uneven, rank 0 runs on the first host; n10 comes after n2 as Slurm has it.
         (SLURM | {"SLURM_DISTRIBUTION": "cyclic"}, "Slurm", 2, 4, "n1:20077"),
         (SLURM | {"SLURM_STEP_TASKS_PER_NODE": "1(x2),2"}, "Slurm", 2, 4, "n1:20077"),

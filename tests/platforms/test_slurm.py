@@ -447,6 +447,14 @@ def test_variables_of_words():
     assert filled("$X", {}) is None
     assert filled("$((1+1))", {}) is None
     assert filled("`date`", {}) is None
+    assert filled("$A" * 3, {"A": "a" * 50_000}) is None
+
+
+def test_a_script_whose_variables_would_fill_the_memory():
+    doubled = "export A=$A$A\n" * 40
+    found = rehearsed(f"#!/bin/bash\n#SBATCH -N2\nexport A=aaaaaaaa\n{doubled}srun python t.py\n")
+    assert len(found.processes[0].env["A"]) < 200_000
+    assert "by the shell of the job only: A" in " ".join(found.differences)
     assert read("").training is None
 
 

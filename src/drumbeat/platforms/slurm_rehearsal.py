@@ -293,7 +293,7 @@ def _differences(script: Script, step: Step | None, unknown: Sequence[str] = ())
             f"Lines that set up the machine are not run here: {listed(map(shown, script.setup))}."
         )
     if unknown:
-        yield f"Set by the shell of the job only: {listed(unknown)}."
+        yield f"Set by the shell of the job only: {listed(dict.fromkeys(unknown))}."
     others = [each for each in script.steps if each is not step]
     if others:
         named = listed(" ".join(each.command) for each in others)

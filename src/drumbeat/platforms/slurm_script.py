@@ -12,6 +12,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+MAX_WORD = 1 << 17
+"""Linux takes no longer argument: MAX_ARG_STRLEN."""
 _DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
 _HET = ("hetjob", "packjob")
 _SHORT = {
@@ -136,14 +138,18 @@ def options_of(words: Sequence[str]) -> tuple[Options, int]:
 
 
 def filled(word: str, variables: Mapping[str, str]) -> str | None:
-    """`word` with its variables replaced; None where a shell would have to compute it."""
-    unknown = False
+    """`word` with its variables replaced; None where a shell would have to compute it.
+
+    Nor is one replaced that becomes longer than `MAX_WORD`: a few lines can stand for any length.
+    """
+    unknown, length = False, len(word)
 
     def replaced(found: re.Match[str]) -> str:
-        nonlocal unknown
+        nonlocal unknown, length
         value = variables.get(found[1] or found[2], found[3])
-        unknown |= value is None
-        return value or ""
+        length += len(value or "")
+        unknown |= value is None or length > MAX_WORD
+        return "" if unknown else value or ""
 
     result = _REFERENCE.sub(replaced, word)
     return None if unknown or "$" in _REFERENCE.sub("", word) or "`" in word else result
