@@ -88,9 +88,9 @@ def doctor(
 ) -> None:
     """Find what a job would fail of, before it does.
 
-    Looks at TF_CONFIG and its addresses, this machine, the script, data, output,
-    credentials, and at a job file or a manifest. The exit code is 1 where something
-    has to be mended.
+    Looks at TF_CONFIG and its addresses, this machine, the script, data, output and
+    credentials, and at a job file or a manifest. The exit code is 1 where there is
+    something to mend.
     """
     from drumbeat.launch.settings import RunArguments
 
