@@ -18,7 +18,6 @@ from drumbeat.platforms.compose_interpolation import Interpolation
 from drumbeat.platforms.compose_reading import Service, read, variables_of
 from drumbeat.platforms.platform import Manifest
 
-_SECRET = re.compile(r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|PRIVATE_KEY)$")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 
@@ -169,8 +168,8 @@ def _written_secrets(manifest: Manifest, training: Sequence[Service]) -> Iterato
             else list((given or {}).items())
         )
         for name, value in pairs:
-            is_secret = name == command.TOKEN or _SECRET.search(str(name))
-            if is_secret and value not in (None, "") and "$" not in str(value):
+            is_written = value not in (None, "") and "$" not in str(value)
+            if is_written and command.names_secret(str(name)):
                 yield (
                     f"service {service.name} has the value of {name} in the file; expected "
                     f"${{{name}:?}}, with the value in the environment."

@@ -20,7 +20,6 @@ from drumbeat.platforms.ray_driver import variables
 from drumbeat.platforms.ray_options import MODULE, Options, parse
 
 _SHELL = re.compile(r"[|&;<>`\n]|\$\(")
-_SECRET = re.compile(r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|PRIVATE_KEY)$")
 _KNOWN = frozenset(
     [
         "entrypoint",
@@ -197,7 +196,7 @@ def _of_env(runtime_env: Mapping[str, Any], env: Mapping[str, str]) -> Iterator[
     if "TF_CONFIG" in env:
         yield "env_vars has TF_CONFIG: all processes would be the same task; leave it out."
     for name in env:
-        if name == command.TOKEN or _SECRET.search(name):
+        if command.names_secret(name):
             yield f"env_vars has the value of {name}, which everybody sees who sees the job."
     if "working_dir" not in runtime_env and "image_uri" not in runtime_env:
         yield (

@@ -20,7 +20,6 @@ from drumbeat.platforms.kubernetes_manifests.rehearsing import rehearsal
 from drumbeat.platforms.platform import Manifest, Places, Rehearsal
 from drumbeat.platforms.runai_flags import Submission
 
-_SECRET = re.compile(r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|PRIVATE_KEY)$")
 _UUID = "00000000-0000-4000-8000-000000000000"
 _MAX_WORKERS = 4096
 _UNLIKE = (
@@ -203,8 +202,7 @@ def _of_env(workload: Workload) -> Iterator[str]:
     if "TF_CONFIG" in names:
         yield "TF_CONFIG is set, which Run:ai writes itself, another one for each pod."
     for each in workload.env:
-        is_secret = each["name"] == command.TOKEN or _SECRET.search(each["name"])
-        if is_secret and each.get("value"):
+        if command.names_secret(each["name"]) and each.get("value"):
             yield (
                 f"The value of {each['name']} is in the file; expected a Secret of Kubernetes: "
                 f"-e {each['name']}=SECRET:NAME,KEY."

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
-from drumbeat.platforms.command import TOKEN
+from drumbeat.platforms.command import TOKEN, names_secret
 from drumbeat.platforms.platform import Manifest
 from drumbeat.platforms.slurm_rehearsal import Layout, layout_of
 from drumbeat.platforms.slurm_script import Script, Step, options_of, read
-
-_SECRET = re.compile(r"(TOKEN|PASSWORD|SECRET|API_KEY|ACCESS_KEY)$", re.IGNORECASE)
 
 
 def problems(manifest: Manifest) -> list[str]:
@@ -43,7 +41,7 @@ def _of_file(text: str, script: Script) -> Iterator[str]:
             "read it; move it up."
         )
     for name, value in script.exports:
-        if _SECRET.search(name) and re.fullmatch(r"[^$`]{4,}", value):
+        if names_secret(name) and re.fullmatch(r"[^$`]{4,}", value):
             yield (
                 f"{name} is written in the script, for everyone who can read it. Set it in the "
                 "environment before sbatch, which hands it on."
