@@ -9,9 +9,12 @@ import pytest
 
 from drumbeat.cluster import ClusterSpec
 from drumbeat.errors import ConfigError
-from drumbeat.platforms import ai_platform, ai_platform_spec, registry, vertex
+from drumbeat.platforms import registry
+from drumbeat.platforms.ai_platform import render as ai_platform
+from drumbeat.platforms.ai_platform import spec as ai_platform_spec
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.platform import Manifest
+from drumbeat.platforms.vertex import render as vertex
 
 SCHEMA = json.loads(
     (Path(__file__).parent / "schemas" / "caip_Job.discovery-subset.json").read_text()

@@ -14,9 +14,10 @@ import pytest
 
 from drumbeat.cluster.spec import ClusterSpec
 from drumbeat.errors import ConfigError
-from drumbeat.platforms import compose, registry
-from drumbeat.platforms.compose_client import ComposeClient
-from drumbeat.platforms.compose_interpolation import Interpolation
+from drumbeat.platforms import registry
+from drumbeat.platforms.compose import render as compose
+from drumbeat.platforms.compose.client import ComposeClient
+from drumbeat.platforms.compose.interpolation import Interpolation
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Manifest

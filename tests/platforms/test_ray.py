@@ -19,13 +19,15 @@ from drumbeat.cli import whoami
 from drumbeat.cluster import launched_by
 from drumbeat.cluster.spec import ClusterSpec
 from drumbeat.errors import ConfigError, DrumbeatError
-from drumbeat.platforms import ray as platform
-from drumbeat.platforms import ray_driver, ray_options, registry
+from drumbeat.platforms import registry
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Manifest
-from drumbeat.platforms.ray_client import RayClient
-from drumbeat.platforms.ray_options import Options
+from drumbeat.platforms.ray import driver as ray_driver
+from drumbeat.platforms.ray import options as ray_options
+from drumbeat.platforms.ray import render as platform
+from drumbeat.platforms.ray.client import RayClient
+from drumbeat.platforms.ray.options import Options
 
 ADDRESS = "http://ray:8265"
 
@@ -53,7 +55,7 @@ def manifest(text: str) -> Manifest:
 
 def test_the_entrypoint_is_the_driver_with_the_jobs_command():
     words = shlex.split(document(job(workers=3, args=["a b"]))["entrypoint"])
-    assert words[:3] == ["python", "-m", "drumbeat.platforms.ray_driver"]
+    assert words[:3] == ["python", "-m", "drumbeat.platforms.ray.driver"]
     assert ray_options.parse(words[3:]) == Options(
         nodes=3, cpus=1.0, command=("drumbeat", "run", "train.py", "a b")
     )
@@ -186,7 +188,7 @@ def test_a_reason_is_one_line():
 def leash(grace_s: float, *command: str) -> tuple[subprocess.Popen, int]:
     """A leash around a command; and where it tells the exit code."""
     status, told = os.pipe()
-    words = [sys.executable, "-m", "drumbeat.platforms.ray_leash", str(told), str(grace_s)]
+    words = [sys.executable, "-m", "drumbeat.platforms.ray.leash", str(told), str(grace_s)]
     process = subprocess.Popen(
         [*words, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(told,)
     )
@@ -360,7 +362,7 @@ def test_rehearsal_of_somebodys_entrypoint(text, command, env):
         ("{entrypoint: a, runtime_env: [b]}", "runtime_env is ['b']; expected a mapping"),
         ("{entrypoint: a, runtime_env: {env_vars: {N: 5}}}", "Ray takes text; write it in quotes"),
         ("{entrypoint: a, runtime_env: {env_vars: [N]}}", "env_vars is ['N']"),
-        ("entrypoint: python -m drumbeat.platforms.ray_driver --nodes 0 -- a", "--nodes is 0"),
+        ("entrypoint: python -m drumbeat.platforms.ray.driver --nodes 0 -- a", "--nodes is 0"),
         ("kind: RayJob\nspec: 5", "entrypoint is None"),
         ("[a]", "no job of Ray"),
     ],
@@ -379,7 +381,7 @@ def test_nothing_is_wrong_with_what_is_rendered(tmp_path):
     assert registry.recognise(registry.read_manifest(tmp_path / "ray.yaml")).name == "ray"
 
 
-DRIVER = "python -m drumbeat.platforms.ray_driver --nodes 2 --gpus 1 -- "
+DRIVER = "python -m drumbeat.platforms.ray.driver --nodes 2 --gpus 1 -- "
 
 
 @pytest.mark.parametrize(
@@ -472,7 +474,7 @@ def test_submit_sends_what_is_rendered(client):
 def test_dry_run_shows_the_request(client):
     [text] = client.plan(job(), platform.render(job()))
     assert ADDRESS in text
-    assert '"entrypoint": "python -m drumbeat.platforms.ray_driver --nodes 2' in text
+    assert '"entrypoint": "python -m drumbeat.platforms.ray.driver --nodes 2' in text
     assert not JOBS
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drumbeat.platforms import ray as platform
 from drumbeat.platforms.jobfile.model import Job
-from drumbeat.platforms.ray_client import RayClient
+from drumbeat.platforms.ray import render as platform
+from drumbeat.platforms.ray.client import RayClient
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install drumbeat[ray]")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -13,11 +13,14 @@ import pytest
 
 from drumbeat.cluster.spec import ClusterSpec
 from drumbeat.errors import ConfigError
-from drumbeat.platforms import registry, runai, runai_body, runai_flags
+from drumbeat.platforms import registry
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Manifest
-from drumbeat.platforms.runai_client import RunaiClient
+from drumbeat.platforms.runai import body as runai_body
+from drumbeat.platforms.runai import flags as runai_flags
+from drumbeat.platforms.runai import render as runai
+from drumbeat.platforms.runai.client import RunaiClient
 
 SECRETS = [
     {"name": "gcp", "key": "sa.json", "path": "/s", "env": "GOOGLE_APPLICATION_CREDENTIALS"},

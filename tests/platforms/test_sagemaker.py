@@ -13,11 +13,14 @@ import pytest
 
 from drumbeat.cluster import launched_by
 from drumbeat.errors import ConfigError, DrumbeatError
-from drumbeat.platforms import registry, sagemaker, sagemaker_client, sagemaker_rules, token_file
+from drumbeat.platforms import registry, token_file
 from drumbeat.platforms.jobfile import Job
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.platform import Manifest
-from drumbeat.platforms.sagemaker_client import LOG_GROUP, SageMakerClient
+from drumbeat.platforms.sagemaker import client as sagemaker_client
+from drumbeat.platforms.sagemaker import render as sagemaker
+from drumbeat.platforms.sagemaker import rules as sagemaker_rules
+from drumbeat.platforms.sagemaker.client import LOG_GROUP, SageMakerClient
 
 ROLE = "arn:aws:iam::123456789012:role/SageMakerTraining"
 IMAGE = "123456789012.dkr.ecr.eu-west-1.amazonaws.com/digits:1"

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from drumbeat.cli.options import app
 from drumbeat.cluster import launched_by
 from drumbeat.errors import ConfigError, DrumbeatError
-from drumbeat.platforms import registry, slurm_client
+from drumbeat.platforms import registry
 from drumbeat.platforms.jobfile.model import Job
-from drumbeat.platforms.slurm import PLATFORM, render
-from drumbeat.platforms.slurm_client import SlurmClient
-from drumbeat.platforms.slurm_script import filled, options_of, read
+from drumbeat.platforms.slurm import client as slurm_client
+from drumbeat.platforms.slurm.client import SlurmClient
+from drumbeat.platforms.slurm.render import PLATFORM, render
+from drumbeat.platforms.slurm.script import filled, options_of, read
 
 BASE = {"name": "digits", "script": "train.py"}
 

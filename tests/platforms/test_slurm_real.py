@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from drumbeat.platforms import registry
-from drumbeat.platforms.slurm import PLATFORM
+from drumbeat.platforms.slurm.render import PLATFORM
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from drumbeat.errors import ConfigError
-from drumbeat.platforms import registry, vertex, vertex_spec
+from drumbeat.platforms import registry
 from drumbeat.platforms.jobfile import Job
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.platform import Manifest
+from drumbeat.platforms.vertex import render as vertex
+from drumbeat.platforms.vertex import spec as vertex_spec
 
 SCHEMA = json.loads(
     (Path(__file__).parent / "schemas" / "vertex_CustomJob.discovery-subset.json").read_text()

@@ -10,9 +10,11 @@ from concurrent import futures
 import pytest
 
 from drumbeat.errors import ConfigError, DrumbeatError
-from drumbeat.platforms import token_file, vertex, vertex_client
+from drumbeat.platforms import token_file
 from drumbeat.platforms.jobfile import Job
-from drumbeat.platforms.vertex_client import ENDPOINT, VertexClient
+from drumbeat.platforms.vertex import client as vertex_client
+from drumbeat.platforms.vertex import render as vertex
+from drumbeat.platforms.vertex.client import ENDPOINT, VertexClient
 
 grpc = pytest.importorskip("grpc", reason="google-cloud-aiplatform is not installed")
 

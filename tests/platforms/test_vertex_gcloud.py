@@ -12,8 +12,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from drumbeat.platforms import ai_platform, registry, vertex
+from drumbeat.platforms import registry
+from drumbeat.platforms.ai_platform import render as ai_platform
 from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.vertex import render as vertex
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,62 +13,22 @@ from drumbeat.platforms.jobfile.problems import unknown
 from drumbeat.platforms.platform import Manifest, Platform
 
 
-def _tfjob() -> Platform:
-    return import_module("drumbeat.platforms.tfjob").PLATFORM
-
-
-def _trainjob() -> Platform:
-    return import_module("drumbeat.platforms.trainjob").PLATFORM
-
-
-def _compose() -> Platform:
-    return import_module("drumbeat.platforms.compose").PLATFORM
-
-
-def _docker() -> Platform:
-    return import_module("drumbeat.platforms.docker").PLATFORM
-
-
-def _ray() -> Platform:
-    return import_module("drumbeat.platforms.ray").PLATFORM
-
-
-def _runai() -> Platform:
-    return import_module("drumbeat.platforms.runai").PLATFORM
-
-
-def _jobset() -> Platform:
-    return import_module("drumbeat.platforms.jobset").PLATFORM
-
-
-def _vertex() -> Platform:
-    return import_module("drumbeat.platforms.vertex").PLATFORM
-
-
-def _ai_platform() -> Platform:
-    return import_module("drumbeat.platforms.ai_platform").PLATFORM
-
-
-def _sagemaker() -> Platform:
-    return import_module("drumbeat.platforms.sagemaker").PLATFORM
-
-
-def _slurm() -> Platform:
-    return import_module("drumbeat.platforms.slurm").PLATFORM
+def _of(module: str) -> Callable[[], Platform]:
+    return lambda: import_module(f"drumbeat.platforms.{module}").PLATFORM
 
 
 PLATFORMS: dict[str, Callable[[], Platform]] = {
-    "ai-platform": _ai_platform,
-    "compose": _compose,
-    "docker": _docker,
-    "jobset": _jobset,
-    "ray": _ray,
-    "runai": _runai,
-    "sagemaker": _sagemaker,
-    "slurm": _slurm,
-    "tfjob": _tfjob,
-    "trainjob": _trainjob,
-    "vertex": _vertex,
+    "ai-platform": _of("ai_platform.render"),
+    "compose": _of("compose.render"),
+    "docker": _of("docker"),
+    "jobset": _of("kubernetes.jobset"),
+    "ray": _of("ray.render"),
+    "runai": _of("runai.render"),
+    "sagemaker": _of("sagemaker.render"),
+    "slurm": _of("slurm.render"),
+    "tfjob": _of("kubernetes.tfjob"),
+    "trainjob": _of("kubernetes.trainjob"),
+    "vertex": _of("vertex.render"),
 }
 
 

@@ -17,8 +17,10 @@ import pytest
 
 from drumbeat.cli.options import app
 from drumbeat.errors import ConfigError, DrumbeatError
-from drumbeat.platforms import kubernetes_api, kubernetes_client, registry
+from drumbeat.platforms import registry
 from drumbeat.platforms.jobfile.documents import parse_yaml
+from drumbeat.platforms.kubernetes import api as kubernetes_api
+from drumbeat.platforms.kubernetes import client as kubernetes_client
 
 kmock = pytest.importorskip("kmock", reason="kmock needs Python 3.11")
 

@@ -11,9 +11,9 @@ from drumbeat.launch.place import find_place
 from drumbeat.launch.settings import RunArguments
 from drumbeat.launch.token import token_of
 from drumbeat.platforms import registry
-from drumbeat.platforms.kubernetes_manifests import jobs, tfjob, trainjob
-from drumbeat.platforms.kubernetes_manifests.pod import variables
-from drumbeat.platforms.kubernetes_manifests.reading import objects
+from drumbeat.platforms.kubernetes.manifests import jobs, tfjob, trainjob
+from drumbeat.platforms.kubernetes.manifests.pod import variables
+from drumbeat.platforms.kubernetes.manifests.reading import objects
 
 RUN = RunArguments(command=("train.py",))
 

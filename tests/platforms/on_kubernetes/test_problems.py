@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drumbeat.platforms import registry
-from drumbeat.platforms.kubernetes_manifests import names
+from drumbeat.platforms.kubernetes.manifests import names
 
 TFJOB = """
 apiVersion: kubeflow.org/v1
@@ -322,7 +322,7 @@ class TestKnownKeys:
         assert properties(jobset, *pod, "containers", "[]") == names.CONTAINER
 
     def test_of_the_kinds(self):
-        from drumbeat.platforms.kubernetes_manifests import jobs, tfjob, trainjob
+        from drumbeat.platforms.kubernetes.manifests import jobs, tfjob, trainjob
 
         jobset, own = "jobset.x-k8s.io_v1alpha2", "trainjob.trainer.kubeflow.org_v1alpha1"
         assert properties("tfjob.kubeflow.org_v1", "spec") == set(tfjob._SPEC)

@@ -13,7 +13,7 @@ from drumbeat.cluster import launched_by
 from drumbeat.cluster.spec import ClusterSpec
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import registry
-from drumbeat.platforms.kubernetes_manifests.pod import expand
+from drumbeat.platforms.kubernetes.manifests.pod import expand
 
 TFJOB = """
 apiVersion: kubeflow.org/v1
@@ -150,7 +150,7 @@ class TestTFJob:
         assert tf_config(processes(text).processes[0])["environment"] == "cloud"
 
     def test_port_as_the_template_has_it(self, manifest):
-        from drumbeat.platforms.kubernetes_manifests.tfjob import pods_of
+        from drumbeat.platforms.kubernetes.manifests.tfjob import pods_of
 
         ports = "args: []\n              ports: [{name: tfjob-port, containerPort: 77}]\n"
         text = re.sub(r"args: .*\n", ports, TFJOB)
@@ -381,8 +381,8 @@ def test_text_without_references_stays(written):
 
 
 def test_addresses_are_replaced_wherever_they_stand(manifest, places):
-    from drumbeat.platforms.kubernetes_manifests.hosts import Hosts
-    from drumbeat.platforms.kubernetes_manifests.tfjob import pods_of
+    from drumbeat.platforms.kubernetes.manifests.hosts import Hosts
+    from drumbeat.platforms.kubernetes.manifests.tfjob import pods_of
 
     hosts = Hosts(pods_of(manifest(TFJOB).documents[0].value), places)
     first = hosts.here("tfmw-worker-0:2222")
