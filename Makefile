@@ -56,7 +56,7 @@ test-random: $(STAMP) ## Draw trainings and failures at random, and compare (2 m
 	  tests/test_chaos.py::test_what_is_killed_and_damaged_at_random_leaves_no_trace
 
 test-old-scripts: $(STAMP) ## Run scripts of TensorFlow 2.0 to 2.15 unmodified, on Keras 2, and ported (15 min)
-	@$(BIN)/python -m pytest tests/old_scripts $(ARGS)
+	@$(BIN)/python -m pytest tests/old_scripts tests/training/keras2 $(ARGS)
 
 test-oldest: $(OLDEST)/.installed ## Run the TensorFlow tests against the oldest supported Keras
 	@$(OLDEST)/bin/python -m pytest -m "tensorflow and not slow" $(ARGS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(900)]
 
 HERE = Path(__file__).parent
 RUN = [sys.executable, "-m", "drumbeat", "run"]
@@ -86,7 +86,6 @@ def test_two_workers_train_as_one(outcomes: Path, name: str) -> None:
         assert "stop_training" not in chief["own_in_steps"]
 
 
-@pytest.mark.slow
 def test_killed_trainings_come_to_the_same(tmp_path: Path) -> None:
     names = ["pipelines", "arrays", "several_steps_at_once"]
     options = ["--keras", "2", "-n", "2", "--seed", "3"]
@@ -103,7 +102,6 @@ def test_killed_trainings_come_to_the_same(tmp_path: Path) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [("--exact",), ("--sync-every", "4"), ("--jit", "on")])
 def test_what_is_for_keras_3_is_refused(tmp_path: Path, options: tuple[str, ...]) -> None:
     command = [*RUN, "-n", "2", *options, "--run-dir", str(tmp_path / "run")]
