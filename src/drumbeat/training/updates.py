@@ -29,14 +29,19 @@ class Counter:
     def __init__(self, page: ProgressPage) -> None:
         self._page = page
         self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
 
     def around_apply(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Notes the optimizers that are used, when they or their graphs are first run."""
 
         def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if optimizer not in self._begun:
+            with self._lock:
+                is_new = optimizer not in self._begun
+            if is_new:
                 with tf.init_scope():
-                    self._begun[optimizer] = _count(optimizer)
+                    count = _count(optimizer)
+                with self._lock:
+                    self._begun[optimizer] = count
             return original(optimizer, *args, **kwargs)
 
         return apply
@@ -44,7 +49,10 @@ class Counter:
     def run(self) -> None:
         """Goes on until the process ends."""
         while True:
-            made = [_count(each) - begun for each, begun in list(self._begun.items())]
+            with self._lock:
+                known = list(self._begun.items())
+            made = [_count(each) - begun for each, begun in known]
+            del known  # an optimizer that the script has dropped may go
             self._page.updated(max(made, default=0))
             time.sleep(_POLL_S)
 
