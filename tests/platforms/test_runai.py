@@ -337,7 +337,7 @@ TOKEN = "-e DRUMBEAT_TOKEN=SECRET:a,b "
         (GOOD + TOKEN + "-e TF_CONFIG={} " + END, "TF_CONFIG is set"),
         (GOOD + TOKEN + "-e A " + END, "expected NAME=VALUE"),
         (GOOD + "-e", "-e has no value"),
-        (GOOD + TOKEN + "'" + END, "No closing quotation"),
+        (GOOD + TOKEN + "'" + END, "is not closed"),
         (GOOD + TOKEN + END + "\n" + GOOD + END, "has 2 commands"),
         ("runai list jobs", "has 0 commands"),
     ],

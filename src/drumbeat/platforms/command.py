@@ -64,6 +64,14 @@ def shell(words: Iterable[str]) -> str:
     return shlex.join(words)
 
 
+def in_pod(text: str) -> str:
+    """Text of a container's command or variable, from which the kubelet makes `text` again.
+
+    It replaces $(NAME), also where a word only looks so, and $$.
+    """
+    return text.replace("$", "$$") if re.search(r"\$[$(]", text) else text
+
+
 def _options(job: Job, ps: int) -> list[str]:
     words: list[str] = []
     if job.min_workers is not None and job.nodes > 1:

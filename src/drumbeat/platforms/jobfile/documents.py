@@ -7,6 +7,7 @@ message and no traceback, and what is made of it has a limited size.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ MAX_VALUES = 100_000
 MAX_DEPTH = 64
 
 MAX_DIGITS = 300
+_HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 KeyPath = tuple[str | int, ...]
 
@@ -201,10 +203,11 @@ def _plain(loaded: Any, name: str) -> Document:
             for key, item in value.items():
                 if isinstance(key, bool) or not isinstance(key, (str, int)):
                     raise ConfigError(f"{name}: the key {shown(key)} is not text; quote it.")
-                place = (*path, check_text(str(key), name))
+                text = check_text(_whole(str(key)), name)
+                place = (*path, text)
                 if (at := getattr(value, "lc", None)) is not None and key in (at.data or {}):
                     lines[place] = at.data[key][0] + 1
-                found[str(key)] = walk(item, place)
+                found[text] = walk(item, place)
             return found
         if isinstance(value, list):
             at = getattr(value, "lc", None)
@@ -213,9 +216,16 @@ def _plain(loaded: Any, name: str) -> Document:
                     lines[(*path, index)] = at.data[index][0] + 1
             return [walk(item, (*path, index)) for index, item in enumerate(value)]
         scalar = _scalar(value)
-        return check_text(scalar, name) if isinstance(scalar, str) else scalar
+        return check_text(_whole(scalar), name) if isinstance(scalar, str) else scalar
 
     return Document(value=walk(loaded, ()), lines=lines)
+
+
+def _whole(text: str) -> str:
+    """Text in which JSON wrote a character as two halves, as it does beyond 16 bits."""
+    if not _HALVES.search(text):
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 def _scalar(value: Any) -> Any:

@@ -80,7 +80,7 @@ def template(
     made = {
         "name": container,
         "image": image(job),
-        "command": list(words),
+        "command": [command.in_pod(word) for word in words],
         "env": env(job, variables, agents),
         "ports": [{"name": port_name, "containerPort": command.PORT}],
         "resources": resources(job, gpus=gpus),
@@ -168,14 +168,16 @@ def image(job: Job) -> str:
 def env(job: Job, variables: Mapping[str, Any], agents: int) -> list[dict[str, Any]]:
     """A container's variables: the job's, then `variables`, then secrets by reference."""
     found: list[dict[str, Any]] = []
-    for name, value in {**command.environment(job), **variables}.items():
+    for name, value in command.environment(job).items():
+        found.append({"name": name, "value": command.in_pod(value)})
+    for name, value in variables.items():
         where = {"valueFrom": value} if isinstance(value, dict) else {"value": value}
         found.append({"name": name, **where})
     for secret in job.secrets:
         if secret.env is None:
             continue
         if secret.path is not None:
-            found.append({"name": secret.env, "value": secret.file})
+            found.append({"name": secret.env, "value": command.in_pod(secret.file)})
         else:
             found.append({"name": secret.env, "valueFrom": _entry(secret.name, secret.entry)})
     if agents > 1:

@@ -38,7 +38,7 @@ def render(job: Job) -> Rendered:
         },
         "trainer": {
             "image": pods.image(job),
-            "command": command.drumbeat_run(job),
+            "command": [command.in_pod(word) for word in command.drumbeat_run(job)],
             "env": pods.env(job, place(job), job.nodes),
             "numNodes": job.nodes,
             "resourcesPerNode": pods.resources(job),

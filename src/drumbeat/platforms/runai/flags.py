@@ -7,14 +7,13 @@ best-practices/secrets-as-env-var-in-cli.md. The v3.0 documentation of PyTorch's
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from drumbeat.cluster.wording import shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.jobfile.problems import unknown
+from drumbeat.platforms.shell_text import Line, commands, lines, plain
 
 SHORT = {
     "-a": "--annotation",
@@ -69,7 +68,6 @@ _STARTS = (
     (("tf", "submit"), "v2"),
     (("distributed", "submit"), "v2"),
 )
-_COMMAND = re.compile(r"^\s*runai\s", re.MULTILINE)
 
 
 @dataclass
@@ -103,7 +101,7 @@ class Submission:
 
 def has_submission(text: str) -> bool:
     """Whether a script submits such a job."""
-    return next(_commands(text), None) is not None
+    return any(True for line in lines(text) for _ in _submitting(line))
 
 
 def read(text: str, name: str) -> Submission:
@@ -118,36 +116,30 @@ def read(text: str, name: str) -> Submission:
     """
     if "\0" in text:
         raise ConfigError(f"{name} has a NUL character, which no program takes.")
-    found = list(_commands(text))
+    found = list(_commands(text, name))
     if len(found) != 1:
         raise ConfigError(
             f"{name} has {len(found)} commands such as runai training tensorflow submit; expected "
             "one."
         )
-    try:
-        words = shlex.split(found[0], comments=True)
-    except ValueError as error:
-        raise ConfigError(f"{name}: {shown(found[0])}: {error}.") from None
+    words = found[0]
     start, version = _start(words) or ((), "v2")
     return _parsed(words[1 + len(start) :], Submission(version=version))
 
 
-def _commands(text: str) -> Iterator[str]:
-    """Commands of a script that submit, each as one line."""
-    joined = text.replace("\\\n", " ")
-    lines = joined.splitlines()
-    for number, line in enumerate(lines):
-        if not _COMMAND.match(line) or _start(line.split()) is None:
-            continue
-        whole = line
-        # Quoted text may go on in further lines.
-        for more in lines[number + 1 : number + 200]:
-            try:
-                shlex.split(whole, comments=True)
-                break
-            except ValueError:
-                whole += "\n" + more
-        yield whole.strip()
+def _commands(text: str, name: str) -> Iterator[list[str]]:
+    """Commands of a script that submit, as words."""
+    for line in lines(text):
+        for words in _submitting(line):
+            if line.wrong:
+                raise ConfigError(f"{name}: {shown(line.text.strip())}: {line.wrong}.")
+            yield [plain(word) for word in words]
+
+
+def _submitting(line: Line) -> Iterator[list[str]]:
+    for words, _ in commands(line.words):
+        if words[0] == "runai" and _start(words) is not None:
+            yield words
 
 
 def _start(words: Sequence[str]) -> tuple[tuple[str, ...], str] | None:

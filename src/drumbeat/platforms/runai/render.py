@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from drumbeat.cluster.wording import shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.amounts import kubernetes_memory, plain_number
@@ -61,17 +62,30 @@ def submit_words(job: Job) -> list[str]:
     words += _resources(job)
     words.append("--large-shm")
     for name, value in command.environment(job).items():
-        words += ["-e", f"{name}={value}"]
+        words += ["-e", f"{name}={_value(name, value)}"]
     words += _secrets(job)
     words += [word for mount in job.mounts for word in _mount(job, mount)]
     for pool in job.runai.node_pools:
         words += ["--node-pools", pool]
-    return [*words, "--command", "--", *command.drumbeat_run(job)]
+    return [*words, "--command", "--", *_command(job)]
 
 
 def connect(job: Job) -> Client:
     """The runai command."""
     return RunaiClient(job, submit_words(job))
+
+
+def _command(job: Job) -> list[str]:
+    return [command.in_pod(word) for word in command.drumbeat_run(job)]
+
+
+def _value(name: str, value: str) -> str:
+    if value.startswith("SECRET:"):
+        raise ConfigError(
+            f"environment has {name}={shown(value)}, which Run:ai would take from a Secret; "
+            "expected secrets: with env: for that, and other text here."
+        )
+    return command.in_pod(value)
 
 
 def _has_token(job: Job) -> bool:
@@ -110,7 +124,7 @@ def _secrets(job: Job) -> list[str]:
             )
         words += ["--secret-volume", f"path={secret.path},name={secret.name}"]
         if secret.env is not None:
-            words += ["-e", f"{secret.env}={secret.file}"]
+            words += ["-e", f"{secret.env}={command.in_pod(secret.file)}"]
     if _has_token(job):
         words += ["-e", f"{command.TOKEN}=SECRET:{token_secret(job)},{TOKEN_KEY}"]
     return words
@@ -145,7 +159,7 @@ def _folded(words: Sequence[str]) -> str:
 
 
 def _body(job: Job) -> dict[str, Any]:
-    words = command.drumbeat_run(job)
+    words = _command(job)
     spec: dict[str, Any] = {
         "distributedFramework": "TF",
         "numWorkers": job.nodes,
@@ -171,11 +185,12 @@ def _body(job: Job) -> dict[str, Any]:
 
 def _variables(job: Job) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
-        {"name": name, "value": value} for name, value in command.environment(job).items()
+        {"name": name, "value": command.in_pod(value)}
+        for name, value in command.environment(job).items()
     ]
     for secret in job.secrets:
         if secret.env is not None and secret.path is not None:
-            found.append({"name": secret.env, "value": secret.file})
+            found.append({"name": secret.env, "value": command.in_pod(secret.file)})
         elif secret.env is not None:
             entry = {"name": secret.name, "key": secret.entry}
             found.append({"name": secret.env, "secret": entry})

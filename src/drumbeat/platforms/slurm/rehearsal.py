@@ -15,6 +15,7 @@ from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.command import TOKEN
 from drumbeat.platforms.platform import Manifest, Places, Process, Rehearsal
+from drumbeat.platforms.shell_text import plain
 from drumbeat.platforms.slurm.script import Options, Script, Step, filled, read
 
 MAX_TASKS = 1024
@@ -85,8 +86,8 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
     if None in words:
         word = step.command[words.index(None)]
         raise ConfigError(
-            f"srun runs {shown(word)}, which only the shell of the job can compute. Expected a "
-            "command with no other variables than the script exports."
+            f"srun runs {shown(plain(word))}, which only the shell of the job can compute. "
+            "Expected a command with no other variables than the script exports."
         )
     env |= _exported_by_srun(step, env)
     processes = tuple(
@@ -296,7 +297,7 @@ def _differences(script: Script, step: Step | None, unknown: Sequence[str] = ())
         yield f"Set by the shell of the job only: {listed(dict.fromkeys(unknown))}."
     others = [each for each in script.steps if each is not step]
     if others:
-        named = listed(" ".join(each.command) for each in others)
+        named = listed(plain(" ".join(each.command)) for each in others)
         yield f"Other steps of the script are not run here: {named}."
     gpus = [name for name in _BIND_NAMES if name in script.options]
     if gpus:

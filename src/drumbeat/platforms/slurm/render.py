@@ -37,7 +37,13 @@ def render(job: Job) -> Rendered:
     lines = ["#!/bin/bash", *_directives(job), "", "set -e", *job.slurm.setup]
     lines += _variables(job)
     lines += ["", *_step(job)]
-    return Rendered(files={FILE: "\n".join(lines) + "\n"}, notes=tuple(_notes(job)))
+    text = "\n".join(lines) + "\n"
+    if "\r\n" in text:
+        raise ConfigError(
+            "The job file has text with Windows' line ends, and sbatch refuses a script that has "
+            "them anywhere; expected \\n alone in args, environment and slurm.setup."
+        )
+    return Rendered(files={FILE: text}, notes=tuple(_notes(job)))
 
 
 def saves_state(job: Job) -> bool:
@@ -168,19 +174,24 @@ def _container(job: Job) -> Iterator[str]:
         return
     yield f"--container-image={command.shell([job.slurm.container])}"
     mounts = [
-        f"{mount.source}:{mount.path}" + (":ro" if mount.read_only else "")
+        _in_quotes(f"{mount.source}:{mount.path}" + (":ro" if mount.read_only else ""))
         for mount in job.mounts
         if mount.source is not None and mount.source.startswith("/")
     ]
     exported = ["ALL"]
     for secret in job.secrets:
         if secret.path is not None and secret.env is not None:
-            mounts.append(f"${secret.env}:{secret.file}:ro")
+            mounts.append(f"${secret.env}:{_in_quotes(secret.file)}:ro")
             exported.append(f"{secret.env}={secret.file}")
     if mounts:
         yield f'--container-mounts="{",".join(mounts)}"'
     if len(exported) > 1:
-        yield f"--export={','.join(exported)}"
+        yield f"--export={command.shell([','.join(exported)])}"
+
+
+def _in_quotes(text: str) -> str:
+    """As a shell reads it between double quotes."""
+    return re.sub(r'[\\"$`]', lambda found: f"\\{found[0]}", text)
 
 
 def _notes(job: Job) -> Iterator[str]:

@@ -5,7 +5,6 @@ Source: sbatch(1), srun(1); tried with slurm-wlm 22.05.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from drumbeat.cluster.wording import listed, shown
@@ -13,7 +12,10 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms.command import TOKEN, names_secret
 from drumbeat.platforms.platform import Manifest
 from drumbeat.platforms.slurm.rehearsal import Layout, layout_of
-from drumbeat.platforms.slurm.script import Script, Step, options_of, read
+from drumbeat.platforms.slurm.script import Script, Step, filled, options_of, read
+
+MIN_SECRET = 4
+"""Characters; shorter ones are placeholders."""
 
 
 def problems(manifest: Manifest) -> list[str]:
@@ -41,7 +43,7 @@ def _of_file(text: str, script: Script) -> Iterator[str]:
             "read it; move it up."
         )
     for name, value in script.exports:
-        if names_secret(name) and re.fullmatch(r"[^$`]{4,}", value):
+        if names_secret(name) and len(filled(value, {}) or "") >= MIN_SECRET:
             yield (
                 f"{name} is written in the script, for everyone who can read it. Set it in the "
                 "environment before sbatch, which hands it on."

@@ -8,9 +8,18 @@ Source: sbatch(1), srun(1) of 22.05.
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from drumbeat.platforms.shell_text import (
+    LITERAL,
+    Line,
+    commands,
+    is_redirection,
+    lines,
+    plain,
+    words_of,
+)
 
 MAX_WORD = 1 << 17
 """Linux takes no longer argument: MAX_ARG_STRLEN."""
@@ -38,10 +47,11 @@ _WITHOUT_VALUE = frozenset({
 })  # fmt: skip
 """Or with one that only = can give."""
 _LETTERS_WITHOUT_VALUE = "lukOsQvXEHIZK"
-_STOPS = frozenset({"||", "&&", "|", "&", ";", ";;", ")", ">", ">>", "<", "<<", "<<<", "|&", ">&"})
-_COMPUTED = re.compile(r"(export\s+)?([A-Za-z_]\w*=.*(?:\$\(|`).*)")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^${}`]*))?\})")
+_REFERENCE = re.compile(rf"(?<!{LITERAL})\$(?:(\w+)|\{{(\w+)(?::?-([^${{}}`]*))?\}})", re.ASCII)
+_COMPUTED = re.compile(rf"(?<!{LITERAL})[$`]")
+_KEYWORDS = frozenset({"time", "exec", "if", "!", "then", "do", "{", "command", "env", "else"})
+_WITHOUT_EFFECT = frozenset({"set", ":", "echo", "trap", "fi", "done", "exit", "}", "["})
 
 Options = dict[str, str]
 
@@ -52,7 +62,7 @@ class Step:
 
     Attributes:
         options: Long names without dashes, and values; "" of those that have none.
-        command: What each task runs; variables in it are not replaced yet.
+        command: What each task runs; `filled` replaces the variables in it.
         in_background: Whether the script goes on beside it.
     """
 
@@ -103,15 +113,13 @@ def read(text: str) -> Script:
     """The script in a text; whatever is in it, nothing is raised."""
     script = Script()
     known: dict[str, str] = {}
-    for line in _logical_lines(text):
-        stripped = line.strip()
+    for line in lines(text):
+        stripped = line.text.strip()
         if directive := _DIRECTIVE.match(stripped):
             _take_directive(script, directive[1].strip())
-            continue
-        if not stripped or stripped.startswith("#"):
-            continue
-        script.commands.append(stripped)
-        _take_command(script, stripped, known)
+        elif line.words:
+            script.commands.append(stripped)
+            _take_line(script, line, known)
     return script
 
 
@@ -151,94 +159,75 @@ def filled(word: str, variables: Mapping[str, str]) -> str | None:
         unknown |= value is None or length > MAX_WORD
         return "" if unknown else value or ""
 
-    result = _REFERENCE.sub(replaced, word)
-    return None if unknown or "$" in _REFERENCE.sub("", word) or "`" in word else result
-
-
-def _logical_lines(text: str) -> Iterator[str]:
-    """Lines, those that end with a backslash joined to the next; bodies of << are left out."""
-    held, end = "", ""
-    for line in text.replace("\r\n", "\n").split("\n"):
-        if end:
-            end = "" if line.strip() == end else end
-            continue
-        if line.endswith("\\") and not line.lstrip().startswith("#"):
-            held += line[:-1] + " "
-            continue
-        whole, held = held + line, ""
-        if here := re.search(r"(?<!<)<<-?\s*['\"]?(\w+)['\"]?", whole):
-            end = here[1]
-        yield whole
-    if held:
-        yield held
+    if _COMPUTED.search(_REFERENCE.sub("", word)):
+        return None
+    result = plain(_REFERENCE.sub(replaced, word))
+    return None if unknown else result
 
 
 def _take_directive(script: Script, text: str) -> None:
     if script.commands:
         script.late.append(text)
         return
-    words = _words(text, comments=True)
+    words = [plain(word) for word in words_of(text)]
     if words and words[0] in _HET:
         script.groups.append({})
         return
     script.groups[-1].update(options_of(words)[0])
 
 
-def _take_command(script: Script, line: str, known: dict[str, str]) -> None:
-    computed = _COMPUTED.fullmatch(line)
-    words = _words(line)
-    if computed:  # not split where a command stands within it
-        words = [*(["export"] if computed[1] else []), computed[2]]
-    if step := _step(words):
-        script.steps.append(step)
-        return
-    if script.steps:
-        return
-    exported = words[:1] == ["export"]
-    pairs = [found for word in words[exported:] if (found := _ASSIGNMENT.fullmatch(word))]
-    if exported:
-        for word in words[1:]:
-            if found := _ASSIGNMENT.fullmatch(word):
-                script.exports.append((found[1], found[2]))
-            elif word in known:
-                script.exports.append((word, known[word]))
-            else:
-                script.handed_on.append(word)
-    elif pairs and len(pairs) == len(words):
-        known.update((found[1], found[2]) for found in pairs)
-    elif words and words[0] not in ("set", ":", "echo", "trap", "if", "fi", "then", "else"):
-        script.setup.append(line)
+def _take_line(script: Script, line: Line, known: dict[str, str]) -> None:
+    for words, end in commands(line.words):
+        if step := _step(words, in_background=end == "&"):
+            if not script.steps:
+                script.exports += _assignments(words)
+            script.steps.append(step)
+        elif not script.steps and not _take_variables(script, words, known):
+            text = line.text.strip()
+            if words[0] not in _WITHOUT_EFFECT and text not in script.setup[-1:]:
+                script.setup.append(text)
 
 
-def _step(words: Sequence[str]) -> Step | None:
-    """The step that a line starts, after assignments, `time`, `exec` and the like."""
+def _take_variables(script: Script, words: list[str], known: dict[str, str]) -> bool:
+    """Whether the command only sets variables, or hands them on."""
+    if words[0] != "export":
+        pairs = _assignments(words)
+        known.update(pairs)
+        return len(pairs) == len(words)
+    for word in words[1:]:
+        if pair := _assignments([word]):
+            script.exports += pair
+        elif word in known:
+            script.exports.append((word, known[word]))
+        else:
+            script.handed_on.append(word)
+    return True
+
+
+def _assignments(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Those that the words begin with."""
+    found: list[tuple[str, str]] = []
+    for word in words:
+        pair = _ASSIGNMENT.fullmatch(word)
+        if pair is None:
+            break
+        found.append((pair[1], pair[2]))
+    return found
+
+
+def _step(words: Sequence[str], *, in_background: bool) -> Step | None:
+    """The step that a command starts, after assignments, `time`, `exec` and the like."""
     names = [word.rpartition("/")[2] for word in words]
-    at = names.index("srun") if "srun" in names else len(words)
-    if not all(_ASSIGNMENT.fullmatch(word) or word in _BEFORE for word in words[:at]):
+    if "srun" not in names:
+        return None
+    at = names.index("srun")
+    if not all(_ASSIGNMENT.fullmatch(word) or word in _KEYWORDS for word in words[:at]):
         return None
     rest = list(words[at + 1 :])
-    end = next((i for i, each in enumerate(rest) if each in _STOPS), len(rest))
-    in_background = end < len(rest) and rest[end] == "&"
-    rest = rest[: end - 1] if end and end < len(rest) and _is_fd(rest, end) else rest[:end]
+    rest = rest[: next((i for i, each in enumerate(rest) if is_redirection(each)), len(rest))]
     options, used = options_of(rest)
     command = tuple(rest[used:])
-    return Step(options=options, command=command, in_background=in_background) if command else None
-
-
-_BEFORE = frozenset({"time", "exec", "if", "!", "then", "do", "{", "(", "command", "env", "else"})
-
-
-def _is_fd(words: Sequence[str], end: int) -> bool:
-    """Whether the word before a > is its descriptor, as in 2>&1."""
-    return words[end].startswith(">") and words[end - 1] in ("1", "2")
-
-
-def _words(text: str, *, comments: bool = True) -> list[str]:
-    """As a shell splits them; by spaces where quotes don't match."""
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=";&|<>()")
-    lexer.whitespace_split = True
-    lexer.commenters = "#" if comments else ""
-    try:
-        return list(lexer)
-    except ValueError:
-        return text.split()
+    if not command:
+        return None
+    options = {name: plain(value) if "$" not in value else value for name, value in options.items()}
+    return Step(options=options, command=command, in_background=in_background)

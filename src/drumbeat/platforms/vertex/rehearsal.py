@@ -1,7 +1,8 @@
 """A CustomJob's replicas as processes of this machine, each with the variables of its place.
 
 Source: Vertex AI, "Distributed training" (CLUSTER_SPEC on every replica, TF_CONFIG in distributed
-jobs alone and without evaluators) and the description of baseOutputDirectory (AIP_…).
+jobs alone and without evaluators), the description of baseOutputDirectory (AIP_…), and that of
+EnvVar ($(NAME) stands for a variable before it).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from drumbeat.cluster.wording import listed
 from drumbeat.errors import ConfigError
+from drumbeat.platforms.kubernetes.manifests.pod import expand
 from drumbeat.platforms.platform import Manifest, Places, Process, Rehearsal
 from drumbeat.platforms.vertex import rules as vertex_rules
 from drumbeat.platforms.vertex import spec as vertex_spec
@@ -148,7 +150,9 @@ def _env(
         env["AIP_CHECKPOINT_DIR"] = f"{folder}/checkpoints/"
         env["AIP_TENSORBOARD_LOG_DIR"] = f"{folder}/logs/"
     assert pool.task is not None, "checked before"  # noqa: S101
-    return env | {each.name: each.value for each in pool.task.env}
+    for each in pool.task.env:
+        env[each.name] = expand(each.value, env)
+    return env
 
 
 def _differences(spec: CustomJobSpec) -> list[str]:

@@ -230,7 +230,10 @@ def _pool(job: Job, count: int) -> dict[str, Any]:
     pool["containerSpec"] = {
         "imageUri": needs(job.image, "image", "us-docker.pkg.dev/project/team/digits:1"),
         "command": command.drumbeat_run(job, ps=0),
-        "env": [{"name": name, "value": value} for name, value in _variables(job).items()],
+        "env": [
+            {"name": name, "value": command.in_pod(value)}
+            for name, value in _variables(job).items()
+        ],
     }
     return pool
 
