@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from drumbeat.errors import ConfigError
-from drumbeat.platforms import docker as dockerfile
 from drumbeat.platforms.compose import render as compose
 from drumbeat.platforms.compose.client import ComposeClient
+from drumbeat.platforms.docker import render as dockerfile
 from drumbeat.platforms.jobfile.model import Job
 
 pytestmark = pytest.mark.slow

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from drumbeat import __version__
-from drumbeat.platforms import docker
+from drumbeat.cluster import launched_by
+from drumbeat.errors import ConfigError
+from drumbeat.platforms import registry
+from drumbeat.platforms.docker import render as docker
 from drumbeat.platforms.jobfile.model import Job
 
 KNOWN = {"FROM", "ENV", "RUN", "WORKDIR", "COPY", "USER", "CMD"}
@@ -181,3 +188,115 @@ def test_code_goes_in(path):
 def test_the_jobs_script_goes_in_wherever_it_lies():
     assert is_ignored("data/x.py", job())
     assert not is_ignored("data/x.py", job(script="data/x.py"))
+
+
+def rehearsed(text: str, name: str = "Dockerfile"):
+    manifest = registry.parse_manifest(text, Path(name))
+    assert registry.recognise(manifest).name == "docker"
+    found = registry.get("docker").rehearse
+    assert found is not None
+    (process,) = found(manifest, places=None).processes  # it has no use for them
+    return process
+
+
+def test_what_is_rendered_is_what_a_container_runs() -> None:
+    process = rehearsed(docker.render(job(args=["--name", "a b\\n"])).main)
+    assert process.command == ("drumbeat", "run", "train.py", "--name", "a b\\n")
+    assert process.env["PYTHONUNBUFFERED"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ('CMD ["python", "t.py"]', ("python", "t.py")),
+        ("CMD python t.py  --x $A", ("/bin/sh", "-c", "python t.py  --x $A")),
+        ('ENTRYPOINT ["drumbeat"]\nCMD ["run", \\\n  "t.py"]', ("drumbeat", "run", "t.py")),
+        ('CMD ["a"]\nENTRYPOINT ["b"]', ("b",)),
+        ('ENTRYPOINT run me\nCMD ["no"]', ("/bin/sh", "-c", "run me")),
+        ('CMD ["first"]\ncmd ["last"] ', ("last",)),
+        ('CMD ["old"]\nFROM b\nCMD ["new"]', ("new",)),
+        ('AS x\nFROM y\nFROM x\nCMD ["own"]', ("own",)),
+        ('RUN <<EOF\nCMD ["no"]\nEOF\nCMD ["yes"]', ("yes",)),
+        ('# CMD ["no"]\nRUN a \\\n# b\n  c\nCMD ["yes"]', ("yes",)),
+    ],
+)
+def test_the_command_is_that_of_the_last_stage(text: str, command: tuple[str, ...]) -> None:
+    separator = " " if text.startswith("AS") else "\n"
+    assert rehearsed(f"# of mine\n\nARG V=1\nFROM base:$V{separator}{text}").command == command
+
+
+def test_a_stage_has_what_it_is_made_from() -> None:
+    text = 'FROM a AS Base\nENV A=1\nENTRYPOINT ["e"]\nFROM base\nENV B=${A}2\nCMD ["c"]'
+    process = rehearsed(text)
+    assert process.command == ("e", "c")
+    assert process.env == {"A": "1", "B": "12"}
+
+
+@pytest.mark.parametrize(
+    ("line", "variables"),
+    [
+        ("ENV A=1 B='x y'\nENV C=\"$A z\"", {"A": "1", "B": "x y", "C": "1 z"}),
+        ("ENV A some words", {"A": "some words"}),
+        (
+            "ARG T=3\nENV A=${T} B=${NO:-7} C=${T:+set} D=\\$T",
+            {"A": "3", "B": "7", "C": "set", "D": "$T"},
+        ),
+        ("ENV A=x\\ y", {"A": "x y"}),
+    ],
+)
+def test_variables(line: str, variables: dict[str, str]) -> None:
+    assert rehearsed(f'FROM a\n{line}\nCMD ["c"]').env == variables
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("FROM a:1\nRUN b", "has neither CMD nor ENTRYPOINT, so a container runs what a:1 says"),
+        ("FROM a\nCMD ['x']", "Dockerfile:2: the command is .* expected a list in JSON"),
+        ('FROM a\nCMD ["x", 1]', "expected a list in JSON"),
+        ("FROM a\nENV A=1 B\nCMD c", "ENV is 'A=1 B'; expected NAME=value"),
+        ("FROM", "no manifest of a platform"),
+    ],
+)
+def test_what_can_not_be_run_is_explained(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        rehearsed(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"DRUMBEAT_NODE_RANK": None}, "DRUMBEAT_NODE_RANK is not set"),
+        ({"DRUMBEAT_NODE_RANK": "2"}, "DRUMBEAT_NODE_RANK is 2, but DRUMBEAT_NODES says 2"),
+        ({"DRUMBEAT_NODES": None}, "DRUMBEAT_NODE_RANK is set, but DRUMBEAT_NODES is not"),
+        ({"DRUMBEAT_NODES": "two"}, "DRUMBEAT_NODES is 'two'; expected a whole number"),
+        ({"DRUMBEAT_RENDEZVOUS": None}, "DRUMBEAT_RENDEZVOUS is not set; expected HOST:PORT"),
+        ({"DRUMBEAT_RENDEZVOUS": "host"}, "DRUMBEAT_RENDEZVOUS"),
+    ],
+)
+def test_what_docker_run_is_given_wrongly_is_explained(change, message: str) -> None:
+    given = {
+        "DRUMBEAT_NODES": "2",
+        "DRUMBEAT_NODE_RANK": "1",
+        "DRUMBEAT_RENDEZVOUS": "10.0.0.5:2222",
+    }
+    assert launched_by.find(given) is not None
+    env = {name: value for name, value in (given | change).items() if value is not None}
+    with pytest.raises(ConfigError, match=message):
+        launched_by.find(env)
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(600)
+def test_a_rehearsal_trains(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).parent / "train_random.py", tmp_path / "train.py")
+    (tmp_path / "Dockerfile").write_text(docker.render(job(devices={"count": 2})).main)
+    done = subprocess.run(
+        [sys.executable, "-m", "drumbeat", "rehearse", "Dockerfile", "--steps", "3"],
+        cwd=tmp_path, text=True, capture_output=True, timeout=500, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TF_NUM_INTRAOP_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 workers trained together" in done.stdout
+    assert "It has 64 MiB of /dev/shm without --shm-size" in done.stdout

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from drumbeat.cluster.wording import listed
 from drumbeat.errors import ConfigError
+from drumbeat.platforms.docker.rehearsal import is_dockerfile
 from drumbeat.platforms.jobfile.documents import parse_yaml, read_text
 from drumbeat.platforms.jobfile.problems import unknown
 from drumbeat.platforms.platform import Manifest, Platform
@@ -20,7 +21,7 @@ def _of(module: str) -> Callable[[], Platform]:
 PLATFORMS: dict[str, Callable[[], Platform]] = {
     "ai-platform": _of("ai_platform.render"),
     "compose": _of("compose.render"),
-    "docker": _of("docker"),
+    "docker": _of("docker.render"),
     "jobset": _of("kubernetes.jobset"),
     "ray": _of("ray.render"),
     "runai": _of("runai.render"),
@@ -56,10 +57,10 @@ def parse_manifest(text: str, path: Path) -> Manifest:
     """As `read_manifest`, of a text that is to be in the file `path`.
 
     Raises:
-        ConfigError: It is no YAML, and no script.
+        ConfigError: It is no YAML, no script and no Dockerfile.
     """
-    is_script = text.startswith("#!")
-    documents = () if is_script else tuple(parse_yaml(text, path.name))
+    is_other = text.startswith("#!") or is_dockerfile(text)
+    documents = () if is_other else tuple(parse_yaml(text, path.name))
     return Manifest(path=path, text=text, documents=documents)
 
 

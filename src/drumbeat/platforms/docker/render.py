@@ -14,6 +14,7 @@ from pathlib import Path
 
 from drumbeat import __version__
 from drumbeat.platforms import command, left_out
+from drumbeat.platforms.docker import rehearsal
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Platform, Rendered
 
@@ -190,4 +191,10 @@ def _needed(job: Job) -> Iterator[str]:
             yield file.removeprefix("./")
 
 
-PLATFORM = Platform(name="docker", title="A Dockerfile", render=render)
+PLATFORM = Platform(
+    name="docker",
+    title="A Dockerfile",
+    render=render,
+    recognises=rehearsal.recognises,
+    rehearse=rehearsal.rehearse,
+)
