@@ -1,6 +1,7 @@
 """`drumbeat rehearse`, with a platform made up for it, and commands that do little."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -226,6 +227,30 @@ def test_signals_end_all(tmp_path, number):
     finally:
         job.kill()
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def test_a_kill_ends_all(tmp_path):
+    (tmp_path / "rehearse.py").write_text(
+        "import os\n"
+        "from pathlib import Path\n"
+        "from drumbeat.launch.together import Part, run_together\n"
+        "one = ('bash', '-c', 'trap \"\" TERM; echo $$ > $0.new; mv $0.new $0; sleep 602; true')\n"
+        "parts = [Part(name=n, argv=(*one, n), env=dict(os.environ)) for n in ('a', 'b')]\n"
+        "run_together(parts, logs=Path(), timeout_s=60, environ={})\n"
+    )
+    job = subprocess.Popen([sys.executable, "rehearse.py"], cwd=tmp_path)
+    files = [tmp_path / name for name in ("a", "b")]
+    try:
+        wait_for(lambda: all(file.exists() for file in files))
+    finally:
+        job.kill()
+        job.wait()
+    pids = [int(file.read_text()) for file in files]
+    try:
+        wait_for(lambda: not any(map(psutil.pid_exists, pids)))
+    finally:
+        for pid in filter(psutil.pid_exists, pids):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def wait_for(condition, timeout_s=60):

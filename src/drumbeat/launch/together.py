@@ -7,11 +7,13 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from drumbeat.errors import ConfigError
 from drumbeat.launch.console import Console
@@ -28,6 +30,15 @@ _CAUSE_WAIT_S = 0.5
 _DRAIN_S = 1.0
 _SWEEP_S = 5.0
 _PR_SET_CHILD_SUBREAPER = 36
+# Ends the groups whose numbers it reads where this process ends without a word, as of SIGKILL.
+_GUARD = """
+import os, signal, sys
+for group in list(map(int, sys.stdin.buffer)):
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except OSError:
+        pass
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,15 +112,18 @@ def run_together(
         ConfigError: A program can't be started.
     """
     console = Console(fd, environ)
-    with _orphans_are_ended():
+    with _guard() as guard, _orphans_are_ended():
         try:
-            return asyncio.run(_Together(parts, logs, console).run(timeout_s))
+            return asyncio.run(_Together(parts, logs, console, guard).run(timeout_s))
         finally:
             console.close()
 
 
 class _Together:
-    def __init__(self, parts: Sequence[Part], logs: Path, console: Console) -> None:
+    def __init__(
+        self, parts: Sequence[Part], logs: Path, console: Console, guard: IO[bytes]
+    ) -> None:
+        self._guard = guard
         self._parts = parts
         self._logs = logs
         self._console = console
@@ -155,6 +169,7 @@ class _Together:
             for each in fds:
                 os.close(each)
         self._running.append(_Running(part, process, out, err))
+        _tell(self._guard, str(process.pid))
 
     async def _until_over(self, timeout_s: float) -> Result:
         assert self._stopped is not None  # noqa: S101
@@ -207,6 +222,32 @@ class _Together:
                 _, waits = await asyncio.wait(waits, timeout=grace_s)
         for wait in waits:
             wait.cancel()
+
+
+@contextlib.contextmanager
+def _guard() -> Iterator[IO[bytes]]:
+    """A process that ends the groups which are written to it, where this one is killed."""
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert guard.stdin is not None  # noqa: S101
+    try:
+        yield guard.stdin
+    finally:
+        guard.kill()
+        guard.wait()
+        with contextlib.suppress(OSError):
+            guard.stdin.close()
+
+
+def _tell(guard: IO[bytes], word: str) -> None:
+    with contextlib.suppress(OSError):  # somebody has killed it
+        guard.write(f"{word}\n".encode())
+        guard.flush()
 
 
 @contextlib.contextmanager
