@@ -100,7 +100,13 @@ def proto(spec):
         ),
         ({"workers": 8, "devices": {**T4, "count": 4}}, "workerPoolSpecs.1.replicaCount", 1),
         ({"ps": 2}, "workerPoolSpecs.2.replicaCount", 2),
-        ({"ps": 2, "workers": 1}, "workerPoolSpecs.1", {}),
+        ({"ps": 2}, "workerPoolSpecs.1.replicaCount", 3),
+        ({"ps": 2, "workers": 1}, "workerPoolSpecs.1.replicaCount", 1),
+        (
+            {"ps": 1, "devices": T4},
+            "workerPoolSpecs.0.machineSpec",
+            {"machineType": "n1-standard-8"},
+        ),
         ({"ps": 1, "devices": T4}, "workerPoolSpecs.2.machineSpec.machineType", "n1-standard-8"),
         (
             {"ps": 1, "vertex": {"ps_machine_type": "n1-highmem-8"}},
@@ -357,7 +363,7 @@ def rehearsed(spec):
 
 
 def test_each_replica_is_told_its_place_as_vertex_does():
-    spec = spec_of(render(ps=1))
+    spec = spec_of(render(ps=1, workers=2))
     spec["workerPoolSpecs"].append({**POOL})
     found = {each.name: each for each in rehearsed(spec).processes}
     assert list(found) == [

@@ -16,6 +16,10 @@ _SECRET = re.compile(
 )
 PORT = 2222
 """Where the agents meet on node 0."""
+CHIEF_OF_PS = (
+    "Parameter servers have a chief that runs the script, so there is one besides the workers."
+)
+"""Where the platform has tasks for them."""
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 """Of drumbeat, by the URLs that they have the driver for."""
 

@@ -133,7 +133,7 @@ class Vertex(Section):
     spot: bool = False
     boot_disk: Memory = 100 * 1024**3
     ps_machine_type: str | None = Field(
-        default=None, description="Of parameter servers; by default machine_type."
+        default=None, description="Of parameter servers and their chief; by default machine_type."
     )
     tensorboard: str | None = Field(
         default=None, description="projects/PROJECT/locations/REGION/tensorboards/ID."

@@ -16,9 +16,6 @@ from drumbeat.platforms.platform import Platform, Rendered
 from drumbeat.platforms.yaml_text import Chosen, dump
 
 _RESTARTS = 6
-_CHIEF_OF_PS = (
-    "Parameter servers have a chief that runs the script, so there is one besides the workers."
-)
 
 
 def replicas(job: Job) -> dict[str, int]:
@@ -64,7 +61,8 @@ def render(job: Job) -> Rendered:
     }
     notes = (pods.token_note(job),) if total > 1 else ()
     return Rendered(
-        files={"tfjob.yaml": dump([document])}, notes=(_CHIEF_OF_PS, *notes) if job.ps else notes
+        files={"tfjob.yaml": dump([document])},
+        notes=(command.CHIEF_OF_PS, *notes) if job.ps else notes,
     )
 
 

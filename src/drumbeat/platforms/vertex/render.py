@@ -122,7 +122,7 @@ def problems(manifest: Manifest) -> list[str]:
 
 def _check(job: Job) -> list[str]:
     """Refuses what Vertex AI has nothing for, and says what it leaves out."""
-    notes: list[str] = []
+    notes = [command.CHIEF_OF_PS] if job.ps else []
     for secret in job.secrets:
         notes.append(_without(secret))
     for mount in job.mounts:
@@ -184,14 +184,10 @@ def _token_note(job: Job) -> str:
 
 def _spec(job: Job) -> dict[str, Any]:
     section = job.vertex
-    one = _pool(job, 1)
-    pools: list[Any] = [one]
-    if job.nodes > 1:
-        pools.append(_pool(job, job.nodes - 1))
-    elif job.ps:
-        pools.append(Chosen({}, "no workers beside the chief"))
     if job.ps:
-        pools.append(_servers(job))
+        pools = [_without_gpus(job, 1), _pool(job, job.nodes), _without_gpus(job, job.ps)]
+    else:
+        pools = [_pool(job, 1), *([_pool(job, job.nodes - 1)] if job.nodes > 1 else [])]
     scheduling: dict[str, Any] = {}
     if job.timeouts.total is not None:
         scheduling["timeout"] = f"{int(job.timeouts.total)}s"
@@ -238,15 +234,15 @@ def _pool(job: Job, count: int) -> dict[str, Any]:
     return pool
 
 
-def _servers(job: Job) -> dict[str, Any]:
-    """The pool of parameter servers, which have no use for GPUs."""
+def _without_gpus(job: Job, count: int) -> dict[str, Any]:
+    """A pool of parameter servers, or of the chief that coordinates the workers beside them."""
     machine_type = job.vertex.ps_machine_type or job.machine_type
     if job.devices.gpus and machine_type and not machine_type.startswith(("n1-", "n2-", "e2-")):
         raise ConfigError(
-            f"Parameter servers have no GPUs, but {machine_type} comes with them; expected "
-            "vertex.ps_machine_type, such as n1-highmem-8."
+            f"Parameter servers and their chief have no GPUs, but {machine_type} comes with them; "
+            "expected vertex.ps_machine_type, such as n1-highmem-8."
         )
-    pool = _pool(job, job.ps)
+    pool = _pool(job, count)
     return pool | {"machineSpec": {"machineType": machine_type}}
 
 
