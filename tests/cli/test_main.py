@@ -74,3 +74,20 @@ def test_permissions_are_explained(tmp_path):
     result = drumbeat("run", "train.py", folder=tmp_path)
     assert result.returncode == 2
     assert "can't be read" in result.stderr
+
+
+def test_a_working_folder_that_is_gone(tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    script = (
+        'rmdir "$PWD" && exec "$0" -c "from drumbeat.cli.main import main; main()" render slurm'
+    )
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable],
+        cwd=gone,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("drumbeat: The working folder can't be used")

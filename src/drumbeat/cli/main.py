@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from drumbeat.launch.signals import exit_quietly
@@ -15,11 +16,29 @@ def main() -> None:
     from drumbeat.errors import DrumbeatError
 
     try:
+        _check_folder()
         _check_first(sys.argv[1:])
         app(prog_name="drumbeat")
     except DrumbeatError as error:
         print(f"drumbeat: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+
+
+def _check_folder() -> None:
+    """Says that the working folder is gone, before anything looks for a file in it.
+
+    Raises:
+        ConfigError: It is.
+    """
+    from drumbeat.errors import ConfigError
+
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ConfigError(
+            f"The working folder can't be used: {error.strerror or error}. It was removed, or you "
+            "may not enter it; change to another one."
+        ) from None
 
 
 def _check_first(words: list[str]) -> None:

@@ -582,3 +582,18 @@ def test_the_plan_is_what_kubectl_does(platform, cluster, connect, tmp_path, mon
     secret = cluster.item("v1/secrets", "digits-drumbeat")
     assert len(base64.b64decode(secret["data"]["token"])) == 64
     assert client.status("digits").state == "pending"
+
+
+@pytest.mark.parametrize("answer", [None, [], "a", 1, {}, {"kind": "TFJob", "metadata": None}])
+def test_answers_that_are_no_objects(answer):
+    server = kubernetes_api.Server(None, None)
+    with pytest.raises(ConfigError, match="can't be read, asked to read the TFJob a"):
+        server.custom("read the TFJob a", lambda **more: answer)
+
+
+def test_answers_that_the_client_trips_over():
+    def trip(**more):
+        return more.get("kind").items()
+
+    with pytest.raises(ConfigError, match="can't be read, asked to list the pods"):
+        kubernetes_api.Server(None, None).call("list the pods", trip)

@@ -89,11 +89,24 @@ class Server:
             raise Refused(what, error.status or 0, _said(error), self._where()) from None
         except (HTTPError, OSError) as error:
             raise self.unreachable(error) from None
-        except ValueError as error:  # the client checks what comes back
-            raise ConfigError(
-                f"{self._where()} gave an answer that can't be read, asked to {what}: "
-                f"{shown(str(error), 200)}"
-            ) from None
+        # The client checks some of what comes back, and trips over the rest.
+        except (ValueError, TypeError, AttributeError) as error:
+            raise self._unreadable(what, str(error).splitlines()[0]) from None
+
+    def custom(self, what: str, function: Callable[..., Any], *args: Any, **more: Any) -> Any:
+        """As `call`; the answer is an object, of which the client checks nothing."""
+        answer = self.call(what, function, *args, **more)
+        if isinstance(answer, dict) and {"apiVersion", "kind", "metadata"} <= set(answer):
+            metadata = answer["metadata"]
+            if isinstance(metadata, dict) and {"name", "uid"} <= set(metadata):
+                return answer
+        raise self._unreadable(what, answer)
+
+    def _unreadable(self, what: str, answer: object) -> ConfigError:
+        return ConfigError(
+            f"{self._where()} gave an answer that can't be read, asked to {what}: "
+            f"{shown(answer, 200)}. Is it the API server of Kubernetes?"
+        )
 
     def unreachable(self, error: Exception) -> ConfigError:
         """The message for a server that does not answer."""

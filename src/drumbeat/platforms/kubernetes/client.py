@@ -223,7 +223,7 @@ class KubernetesClient:
             raise ConfigError(f"There is no {kind} {name} in the namespace {space}.") from None
 
     def _read(self, space: str, kind: str, name: str) -> dict[str, Any]:
-        return self._server.call(
+        return self._server.custom(
             f"read the {kind} {name}",
             self._server.objects().get_namespaced_custom_object,
             **self._place(kind),
@@ -254,7 +254,7 @@ class KubernetesClient:
                 place["group"],
                 place["version"],
             )
-            if any(each.name == place["plural"] for each in known.resources):
+            if any(each.name == place["plural"] for each in known.resources or ()):
                 return
         except Refused as error:
             if error.status != 404:
