@@ -180,6 +180,10 @@ def test_a_finished_job_runs_the_rest_of_its_script_only(lives: Lives) -> None:
         (lives.folder / "train.py").read_text().replace("Dense(8", "Dense(9")
     )
     code, out = lives.end(lives.start(*command))
+    assert code == 2
+    assert "train.py has been edited since" in out
+    (lives.folder / "backups" / "drumbeat-ended.json").unlink()
+    code, out = lives.end(lives.start(*command))
     assert code == 1
     assert "sequential/dense/kernel with float32 of shape [6, 8] where there is" in out
     assert f"The state came from the backups in {lives.folder / 'backups'}" in out

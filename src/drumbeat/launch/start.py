@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drumbeat.launch import environment, files, generation
+from drumbeat.launch import ended, environment, files, generation
 from drumbeat.launch.backends import environ_of
 from drumbeat.launch.console import Console
 from drumbeat.launch.forker import Forker
@@ -138,17 +138,19 @@ def supervise(
         outcome = asyncio.run(_run(agent, enough, limit_s))
     finally:
         exit_quietly()
-        ended = datetime.now().astimezone().isoformat()
+        ended_at = datetime.now().astimezone().isoformat()
         if settings.rehearsing is not None:
             files.write_report(settings.rehearsing.report, settings, outcome)
         failures = [asdict(failure) for failure in outcome.history]
-        record |= {"ended": ended, "exit_code": outcome.code, "failures": failures}
+        record |= {"ended": ended_at, "exit_code": outcome.code, "failures": failures}
         _write(job_file, record)
         if outcome.heading:
             console.report(outcome.heading, outcome.body)
         if outcome.summary:
             console.note(outcome.summary)
         console.close()
+    if outcome.code == 0 and settings.backup_dir is not None and settings.node_rank == 0:
+        ended.note(open_folder(settings.backup_dir), settings)
     return outcome
 
 
@@ -158,7 +160,7 @@ def _with_seed_of_backup(settings: RunSettings, backup_dir: str) -> RunSettings:
     And it computes with the same kernels, whatever is fastest here.
 
     Raises:
-        ConfigError: The folder can't be used.
+        ConfigError: The folder can't be used, or is that of another job that has ended.
         StateError: It can't be read.
     """
     from drumbeat.state.backups import Backups
@@ -166,6 +168,8 @@ def _with_seed_of_backup(settings: RunSettings, backup_dir: str) -> RunSettings:
     folder = open_folder(backup_dir)
     folder.check()
     about = Backups(folder).newest_about()
+    if about is not None:
+        ended.check(folder, settings)
     if about is not None and about.onednn in ("0", "1") and settings.exact is None:
         settings = dataclasses.replace(settings, onednn=about.onednn)
     if about is None or about.seed is None or about.seed == settings.seed:
