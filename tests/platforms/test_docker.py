@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,12 @@ from drumbeat import __version__
 from drumbeat.cluster import launched_by
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import registry
+from drumbeat.platforms.docker import rehearsal
 from drumbeat.platforms.docker import render as docker
 from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.platform import Process
 
+NO_PLACES: Any = None  # a container alone needs none
 KNOWN = {"FROM", "ENV", "RUN", "WORKDIR", "COPY", "USER", "CMD"}
 
 
@@ -190,12 +194,10 @@ def test_the_jobs_script_goes_in_wherever_it_lies():
     assert not is_ignored("data/x.py", job(script="data/x.py"))
 
 
-def rehearsed(text: str, name: str = "Dockerfile"):
+def rehearsed(text: str, name: str = "Dockerfile") -> Process:
     manifest = registry.parse_manifest(text, Path(name))
     assert registry.recognise(manifest).name == "docker"
-    found = registry.get("docker").rehearse
-    assert found is not None
-    (process,) = found(manifest, places=None).processes  # it has no use for them
+    (process,) = rehearsal.rehearse(manifest, NO_PLACES).processes
     return process
 
 
@@ -300,3 +302,24 @@ def test_a_rehearsal_trains(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 workers trained together" in done.stdout
     assert "It has 64 MiB of /dev/shm without --shm-size" in done.stdout
+
+
+@pytest.mark.parametrize(("origin", "wheel", "is_said"), [
+    ('{"url": "file:///src", "dir_info": {}}', None, True),
+    (None, None, False),
+    ('{"url": "file:///src", "dir_info": {}}', "drumbeat-0.1.0-py3-none-any.whl", False),
+])  # fmt: skip
+def test_a_checkout_is_told_that_pip_gets_another(monkeypatch, origin, wheel, is_said):
+    class Distribution:
+        def read_text(self, _name: str) -> str | None:
+            return origin
+
+    monkeypatch.setattr(docker, "distribution", lambda _name: Distribution())
+    notes = docker.render(job(docker={"drumbeat": wheel})).notes
+    assert any("docker.drumbeat" in note for note in notes) == is_said
+
+
+def test_variables_are_not_in_the_image():
+    rendered = docker.render(job(environment={"MODE": "a-value"}))
+    assert "a-value" not in rendered.main
+    assert any("Manifests set MODE" in note for note in rendered.notes)

@@ -106,7 +106,9 @@ def test_every_word_is_as_it_was(name, words, values):
     for process in processes:
         got = list(process.command)
         assert got[len(got) - len(expected) :] == expected
-        for variable, value in made.environment.items():
+        # Whoever pulls an image can read what is in it, so a job's variables stay in manifests.
+        in_image = {} if name == "docker" else made.environment
+        for variable, value in in_image.items():
             assert process.env.get(variable) == value, (variable, value)
 
 

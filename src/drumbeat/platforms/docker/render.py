@@ -9,10 +9,11 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from importlib.metadata import requires
+from importlib.metadata import distribution, requires
 from pathlib import Path
 
 from drumbeat import __version__
+from drumbeat.cluster.wording import listed
 from drumbeat.platforms import command, left_out
 from drumbeat.platforms.docker import rehearsal
 from drumbeat.platforms.jobfile.model import Job
@@ -62,6 +63,17 @@ def render(job: Job) -> Rendered:
         notes.append(
             "The machines need NVIDIA's driver and container toolkit; CUDA itself comes with "
             "tensorflow[and-cuda]."
+        )
+    if job.docker.drumbeat is None and distribution("drumbeat").read_text("direct_url.json"):
+        notes.append(
+            f"It installs drumbeat {__version__} of PyPI, and yours is from elsewhere. For yours, "
+            "put its wheel (pip wheel --no-deps FOLDER) here, and its name into the job file as "
+            "docker.drumbeat."
+        )
+    if job.environment:
+        notes.append(
+            f"Manifests set {listed(job.environment)}, and the image doesn't: a container that you "
+            "start yourself takes docker run -e NAME=value."
         )
     return Rendered(
         files={"Dockerfile": text, ".dockerignore": ignored},
