@@ -18,7 +18,7 @@ from drumbeat.platforms.doctor import manifest as manifests
 from drumbeat.platforms.doctor import script, stores
 from drumbeat.platforms.jobfile.documents import Document
 from drumbeat.platforms.jobfile.model import Job
-from drumbeat.platforms.platform import Manifest, Platform, Process, Rehearsal
+from drumbeat.platforms.platform import Advice, Manifest, NoCommand, Platform, Process, Rehearsal
 
 DISTRIBUTIONS = {"sklearn": ["scikit-learn"], "yaml": ["PyYAML"], "tensorflow": ["tensorflow"]}
 
@@ -258,8 +258,11 @@ class TestManifest:
     @pytest.fixture
     def check(self, tmp_path):
         def rehearse(manifest, places):
-            if manifest.documents[0].value.get("refused"):
+            value = manifest.documents[0].value
+            if value.get("refused"):
                 raise ConfigError("a.yaml can't be rehearsed.")
+            if value.get("image_alone"):
+                raise NoCommand("a.yaml has no command.")
             assert places.port() != places.port()
             return Rehearsal(platform="fake", processes=processes(*TWO))
 
@@ -267,9 +270,11 @@ class TestManifest:
             name="fake",
             title="Fake",
             recognises=lambda manifest: True,
-            problems=lambda manifest: [str(manifest.documents[0].value.get("wrong", ""))] * (
-                "wrong" in manifest.documents[0].value
-            ),
+            problems=lambda manifest: [
+                kind(manifest.documents[0].value[key])
+                for key, kind in (("wrong", str), ("meant", Advice))
+                if key in manifest.documents[0].value
+            ],
             rehearse=rehearse,
         )  # fmt: skip
 
@@ -287,6 +292,11 @@ class TestManifest:
         ("value", "state", "said"),
         [
             ({"wrong": "the chief has 2 replicas."}, ERROR, "manifest: a.yaml: the chief has 2"),
+            ({"meant": "workers are spot."}, WARNING, "manifest: a.yaml: workers are spot."),
+            ({"wrong": "a.yaml: no name."}, ERROR, "manifest: a.yaml: no name."),
+            ({"image_alone": True}, WARNING, "manifest: a.yaml has no command."),
+            ({"wrong": "a.yaml can't be rehearsed.", "refused": True}, ERROR, "be rehearsed."),
+            ({"wrong": "no DRUMBEAT_TOKEN.", "token": 0}, ERROR, "manifest: a.yaml: no DRUM"),
             ({"refused": True}, ERROR, "manifest: a.yaml can't be rehearsed."),
             ({"env": [{"name": "TF_CONFIG", "value": env(0, "localhost:1", "localhost:2")[
                 "TF_CONFIG"]}]}, ERROR, "localhost: All 2 tasks are at addresses of this machine"),

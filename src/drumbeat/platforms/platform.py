@@ -12,6 +12,16 @@ from drumbeat.platforms.jobfile.documents import Document
 from drumbeat.platforms.jobfile.model import Job
 
 
+class Advice(str):
+    """One of `Platform.problems` that may well be meant, or costs only time; others are errors."""
+
+    __slots__ = ()
+
+
+class NoCommand(ConfigError):
+    """What a container runs stands in its image alone, so it can't be rehearsed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
     """The files that describe a job to a platform.
@@ -152,8 +162,8 @@ class Platform:
         convert: From a file of the platform's own to another one's; None for all but AI Platform.
         recognises: Whether a manifest is one of this platform.
         problems: What the platform would refuse in a manifest of its own, or would do otherwise
-            than its author means, a sentence each; None where nothing is known. It raises
-            nothing, whatever is in the manifest.
+            than its author means, a sentence each, `Advice` where that may be meant; None where
+            nothing is known. It raises nothing, whatever is in the manifest.
         rehearse: From a manifest to processes of this machine; None where there is none.
         connect: The client of the platform for a job; None where there is none.
     """

@@ -9,10 +9,9 @@ containers"; gcloud 528 (command_lib/ml_engine/local_train.py).
 
 from __future__ import annotations
 
-from drumbeat.errors import ConfigError
 from drumbeat.platforms.ai_platform import spec as old
 from drumbeat.platforms.ai_platform.spec import TrainingInput
-from drumbeat.platforms.platform import Manifest, Places, Process, Rehearsal
+from drumbeat.platforms.platform import Manifest, NoCommand, Places, Process, Rehearsal
 from drumbeat.platforms.vertex.rehearsal import Replica, cluster_spec, tf_config
 
 _TASKS = {"worker": "worker", "parameterServer": "ps", "evaluator": "evaluator"}
@@ -59,7 +58,7 @@ def _command(given: TrainingInput, role: str) -> tuple[str, ...]:
     if not old.has_image(given):
         return ("python", "-m", str(given.pythonModule), *given.args, *job_dir)
     if not config.containerCommand:
-        raise ConfigError(
+        raise NoCommand(
             f"{role}Config has no containerCommand: the image's ENTRYPOINT runs, which can't be "
             "known here. Write it as containerCommand: [python, train.py], and args as "
             "containerArgs."

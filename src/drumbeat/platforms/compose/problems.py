@@ -16,7 +16,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms import command
 from drumbeat.platforms.compose.interpolation import Interpolation
 from drumbeat.platforms.compose.reading import Service, read, variables_of
-from drumbeat.platforms.platform import Manifest
+from drumbeat.platforms.platform import Advice, Manifest
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -81,7 +81,7 @@ def _of_service(service: Service, training: set[str]) -> Iterator[str]:
         )
     shm = given.get("shm_size")
     if shm is None and len(training) > 1 and given.get("ipc") is None:
-        yield (
+        yield Advice(
             f"{where} has no shm_size: /dev/shm is 64 MiB then, too little for NCCL between GPUs "
             "and for data loaders in processes; write shm_size: 2g."
         )

@@ -19,7 +19,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms import command
 from drumbeat.platforms.compose.interpolation import Interpolation
 from drumbeat.platforms.jobfile.documents import read_text
-from drumbeat.platforms.platform import Manifest, Places, Process, Rehearsal
+from drumbeat.platforms.platform import Manifest, NoCommand, Places, Process, Rehearsal
 
 OWN = "DRUMBEAT_"
 _LINE = re.compile(r"\s*(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*?)\s*", re.ASCII)
@@ -129,7 +129,7 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
         )
     for each in training:
         if not each.command:
-            raise ConfigError(
+            raise NoCommand(
                 f"service {each.name} has no command: it runs what its image starts, which is not "
                 "here. Write command: into the file."
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from drumbeat.cluster.wording import shown
 from drumbeat.errors import ConfigError
-from drumbeat.platforms.platform import Manifest, Places, Process, Rehearsal
+from drumbeat.platforms.platform import Manifest, NoCommand, Places, Process, Rehearsal
 
 _BEGINS = re.compile(r"(?:\s*#[^\n]*\n|\s*\n|\s*ARG\s[^\n]*\n)*\s*FROM\s+\S", re.IGNORECASE)
 _VARIABLE = re.compile(r"\\\$|\$(?:\{(\w+)(?::([-+])([^}]*))?\}|(\w+))")
@@ -65,7 +65,7 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
     takes_more = stage.entrypoint[:2] != _SHELL
     words = stage.entrypoint + (stage.command if takes_more else ())
     if not words:
-        raise ConfigError(
+        raise NoCommand(
             f"{manifest.path.name} has neither CMD nor ENTRYPOINT, so a container runs what "
             f"{stage.base} says, which is not known here. Add the command, such as "
             'CMD ["drumbeat", "run", "train.py"].'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -9,12 +10,13 @@ from typing import Any
 from drumbeat.cluster import ClusterSpec, launched_by
 from drumbeat.cluster.wording import shown
 from drumbeat.control.doctor import places
-from drumbeat.control.doctor.result import Result, error, ok, warning
+from drumbeat.control.doctor.result import OK, Result, error, ok, warning
 from drumbeat.errors import ConfigError, DrumbeatError
+from drumbeat.platforms.command import TOKEN, TOKEN_FILE
 from drumbeat.platforms.doctor import stores
-from drumbeat.platforms.platform import Manifest, Platform, Process
+from drumbeat.platforms.platform import Advice, Manifest, NoCommand, Platform, Process
 
-_TOKENS = ("DRUMBEAT_TOKEN", "DRUMBEAT_TOKEN_FILE")
+_TOKENS = (TOKEN, TOKEN_FILE)
 _FIRST_PORT = 20_000
 _MAX_PROCESSES = 64
 
@@ -30,30 +32,74 @@ class _Ports:
 
 
 def check(manifest: Manifest, platform: Platform) -> list[Result]:
-    """All that is to be said about a platform's file."""
+    """All that is to be said about a platform's file, each mistake once."""
     name = manifest.path.name
-    found = [ok("manifest", f"{name} is for {platform.title}.")]
     problems = platform.problems(manifest) if platform.problems is not None else []
-    found += [error("manifest", f"{name}: {text}") for text in problems]
+    found = [ok("platform", f"{name} is for {platform.title}.")]
+    found += [_problem(name, text) for text in problems]
     found += _written_tf_config(manifest)
-    if not any("shm" in text for text in problems):
+    if not any("shm" in text for text in problems) and platform.name != "compose":
         found += _shm(manifest)
+    found += _of_processes(manifest, platform, problems)
+    return each_once(found, name)
+
+
+def _problem(name: str, text: str) -> Result:
+    said = text if text.startswith(f"{name}:") else f"{name}: {text}"
+    return (warning if isinstance(text, Advice) else error)("manifest", said)
+
+
+def _of_processes(manifest: Manifest, platform: Platform, problems: list[str]) -> list[Result]:
     if platform.rehearse is None:
-        return found
+        return []
     try:
         rehearsal = platform.rehearse(manifest, _Ports())
+    except NoCommand as problem:
+        return [warning("manifest", str(problem))]
     except DrumbeatError as problem:
-        return [*found, error("manifest", str(problem))]
-    found += stores.check(manifest, platform.name, rehearsal.processes)
-    return found + check_processes(rehearsal.processes, _says_token(manifest))
+        return [error("manifest", str(problem))]
+    says_token = _says_token(manifest) or any(TOKEN in text for text in problems)
+    has_said = any("TF_CONFIG" in text and not isinstance(text, Advice) for text in problems)
+    found = check_processes(rehearsal.processes, says_token, is_same_checked=has_said)
+    return [*stores.check(manifest, platform.name, rehearsal.processes), *found]
 
 
-def check_processes(processes: tuple[Process, ...], says_token: bool) -> list[Result]:
+def each_once(results: list[Result], name: str) -> list[Result]:
+    """The results without what an earlier one says, too, in other words before it.
+
+    Args:
+        results: Of several, who look at the same file.
+        name: The file's, which some put first.
+    """
+    kept: list[Result] = []
+    said: set[str] = set()
+    for result in results:
+        if result.state == OK:
+            kept.append(result)
+            continue
+        lines = {_core(line, name): line for line in result.text.splitlines()}
+        new = [line for core, line in lines.items() if core not in said]
+        said |= set(lines)
+        if new:
+            kept.append(dataclasses.replace(result, text="\n".join(new)))
+    return kept
+
+
+def _core(text: str, name: str) -> str:
+    """What is wrong, without whom it is wrong of."""
+    at = text.find("TF_CONFIG: ")
+    return text[at:] if at >= 0 else text.removeprefix(f"{name}: ")
+
+
+def check_processes(
+    processes: tuple[Process, ...], says_token: bool, *, is_same_checked: bool = False
+) -> list[Result]:
     """What the platform would tell each process of the others.
 
     Args:
         processes: As the platform would start them.
-        says_token: The file gives them a secret, wherever it comes from.
+        says_token: The file gives them a secret, wherever it comes from, or lacks it, as was said.
+        is_same_checked: That they were told the same is looked at elsewhere.
     """
     found: list[Result] = []
     clusters: dict[str, ClusterSpec] = {}
@@ -68,7 +114,7 @@ def check_processes(processes: tuple[Process, ...], says_token: bool) -> list[Re
         if cluster is not None and cluster.task is not None:
             clusters[process.name] = cluster
     names = [process.name for process in processes]
-    if len(processes) <= _MAX_PROCESSES and not found:
+    if len(processes) <= _MAX_PROCESSES and not found and not is_same_checked:
         found += places.check_same_cluster(clusters, names)
     is_ours = any("drumbeat" in word for process in processes for word in process.command[:3])
     has_token = says_token or all(
@@ -84,7 +130,8 @@ def check_processes(processes: tuple[Process, ...], says_token: bool) -> list[Re
             )
         )
     if not found:
-        found.append(ok("processes", f"{len(processes)} processes, each with a place of its own."))
+        many = f"{len(processes)} processes, each with a place of its own."
+        found.append(ok("processes", many if len(processes) > 1 else "One process."))
     return found
 
 

@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from drumbeat.errors import ConfigError
-from drumbeat.platforms.platform import Manifest, Places, Process, Rehearsal
+from drumbeat.platforms.platform import Manifest, NoCommand, Places, Process, Rehearsal
 from drumbeat.platforms.sagemaker import rules as sagemaker_rules
 
 ACCOUNT = "arn:aws:sagemaker:us-east-1:000000000000:training-job"
@@ -48,7 +48,7 @@ def hosts_of(count: int) -> list[str]:
 
 def _command(algorithm: dict[str, Any]) -> tuple[str, ...]:
     if not algorithm.get("ContainerEntrypoint"):
-        raise ConfigError(
+        raise NoCommand(
             "AlgorithmSpecification has no ContainerEntrypoint: the image's ENTRYPOINT runs, with "
             'the argument `train`, which can\'t be known here. Write it as "ContainerEntrypoint": '
             '["drumbeat", "run"] and "ContainerArguments": ["train.py"].'

@@ -13,7 +13,7 @@ from typing import Any
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.platforms.jobfile.documents import Document, KeyPath
 from drumbeat.platforms.jobfile.problems import meant, unknown
-from drumbeat.platforms.platform import Manifest
+from drumbeat.platforms.platform import Advice, Manifest
 
 LONGEST_NAME, LONGEST_WORD, LONGEST_VALUE, MOST = 63, 256, 512, 100
 _NAME = re.compile(r"[a-zA-Z0-9](-*[a-zA-Z0-9])*")
@@ -74,12 +74,14 @@ def errors(request: dict[str, Any]) -> list[str]:
 
 def advice(request: dict[str, Any]) -> list[str]:
     """What is taken, but may not be what its author means; a sentence each."""
-    found = []
+    found: list[str] = []
     image = _part(request, "AlgorithmSpecification").get("TrainingImage")
     if isinstance(image, str) and not _ECR.fullmatch(image):
         found.append(
-            f"TrainingImage is {shown(image)}, and not in Amazon ECR: other registries need "
-            "TrainingImageConfig and a VPC."
+            Advice(
+                f"TrainingImage is {shown(image)}, and not in Amazon ECR: other registries need "
+                "TrainingImageConfig and a VPC."
+            )
         )
     if "TF_CONFIG" in _part(request, "Environment"):
         found.append("Environment sets TF_CONFIG, the same on all hosts: none knows which it is.")
@@ -93,8 +95,10 @@ def advice(request: dict[str, Any]) -> list[str]:
     ]
     if switches:
         found.append(
-            f"{listed(switches)} has an effect in AWS's own images alone, and drumbeat needs none "
-            "of it."
+            Advice(
+                f"{listed(switches)} has an effect in AWS's own images alone, and drumbeat needs "
+                "none of it."
+            )
         )
     return found
 
@@ -110,7 +114,9 @@ def shape_errors(document: Document, name: str) -> list[str]:
         shape = _shape()
     except ImportError:
         return [
-            f'{name}: its keys are not checked without boto3: pip install "drumbeat[sagemaker]"'
+            Advice(
+                f'{name}: its keys are not checked without boto3: pip install "drumbeat[sagemaker]"'
+            )
         ]
     found = []
     for path, text in _fits(document.value, shape, ()):

@@ -15,7 +15,7 @@ from typing import Any
 from drumbeat.cluster.wording import listed
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.kubernetes.manifests.pod import expand
-from drumbeat.platforms.platform import Manifest, Places, Process, Rehearsal
+from drumbeat.platforms.platform import Manifest, NoCommand, Places, Process, Rehearsal
 from drumbeat.platforms.vertex import rules as vertex_rules
 from drumbeat.platforms.vertex import spec as vertex_spec
 from drumbeat.platforms.vertex.spec import ContainerSpec, CustomJobSpec, WorkerPoolSpec
@@ -95,7 +95,7 @@ def command_of(pool: WorkerPoolSpec, where: str) -> tuple[str, ...]:
     task = pool.task
     if isinstance(task, ContainerSpec):
         if not task.command:
-            raise ConfigError(
+            raise NoCommand(
                 f"{where}.containerSpec has no command: the image's ENTRYPOINT runs, which can't "
                 "be known here. Write it as command: [drumbeat, run, train.py]."
             )

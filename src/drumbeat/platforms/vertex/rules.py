@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 
 from drumbeat.cluster.wording import listed, shown
+from drumbeat.platforms.platform import Advice
 from drumbeat.platforms.vertex.spec import (
     OLD_STRATEGIES,
     ContainerSpec,
@@ -96,8 +97,10 @@ def advice(job: CustomJob) -> list[str]:
             found.append(f"{where} sets {name}, which Vertex AI sets, for each replica another.")
     if spec.scheduling.strategy in OLD_STRATEGIES:
         found.append(
-            f"scheduling.strategy is {spec.scheduling.strategy}, an old name of "
-            f"{OLD_STRATEGIES[spec.scheduling.strategy]}."
+            Advice(
+                f"scheduling.strategy is {spec.scheduling.strategy}, an old name of "
+                f"{OLD_STRATEGIES[spec.scheduling.strategy]}."
+            )
         )
     if len(spec.workerPoolSpecs) > 3 and spec.workerPoolSpecs[3].replicaCount > 1:
         found.append("workerPoolSpecs[3] has several evaluators; TensorFlow expects one.")

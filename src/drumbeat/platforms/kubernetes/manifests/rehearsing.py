@@ -8,12 +8,11 @@ from typing import Any
 
 from drumbeat.cluster.launched_by.drumbeat import NODES, RENDEZVOUS
 from drumbeat.cluster.wording import listed, shown
-from drumbeat.errors import ConfigError
 from drumbeat.platforms import command
 from drumbeat.platforms.kubernetes.manifests.hosts import Hosts
 from drumbeat.platforms.kubernetes.manifests.pod import Pod, expand, variables
 from drumbeat.platforms.kubernetes.manifests.reading import mapping, sequence, text
-from drumbeat.platforms.platform import Places, Process, Rehearsal
+from drumbeat.platforms.platform import NoCommand, Places, Process, Rehearsal
 
 _SHM = "/dev/shm"  # noqa: S108
 _SERVICES = "The variables of the cluster's services (KUBERNETES_SERVICE_HOST, …) are not set."
@@ -66,7 +65,7 @@ def rehearsal(
 def _command(pod: Pod, values: Mapping[str, str]) -> list[str]:
     program = [str(word) for word in sequence(pod.container.get("command"))]
     if not program:
-        raise ConfigError(
+        raise NoCommand(
             f"{pod.name}: its container has no command, and what its image "
             f"{shown(pod.container.get('image'))} runs isn't known here; expected a command, such "
             "as [drumbeat, run, train.py]."
