@@ -8,6 +8,7 @@ from datetime import datetime
 
 import pytest
 
+from drumbeat.cluster.rehearsing import Rehearsing
 from drumbeat.errors import ConfigError
 from drumbeat.launch.settings import RunArguments, RunSettings, plan_run, run_name
 
@@ -301,6 +302,16 @@ def test_without_backups_that_is_said(arguments):
     settings = plan(arguments, ps=1, backup_dir="backups", keep_tf_strategies=True)
     assert settings.backup_dir is None
     assert any("--backup-dir has no effect" in note for note in settings.notes)
+
+
+def test_a_rehearsal_keeps_to_its_folder(arguments, tmp_path):
+    order = Rehearsing(steps=5, report=tmp_path / "reports" / "worker-0.json").to_env()
+    for given in (tmp_path.parent, "gs://team/backups"):
+        settings = plan(arguments, env=order, backup_dir=str(given))
+        assert settings.backup_dir is None
+        assert any("no effect in a rehearsal" in note for note in settings.notes)
+    own = str(tmp_path / "outputs" / "backups")
+    assert plan(arguments, env=order, backup_dir=own).backup_dir == own
 
 
 @pytest.mark.parametrize("option", ["backup_every_s", "grace_s"])

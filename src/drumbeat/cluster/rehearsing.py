@@ -23,11 +23,16 @@ class Rehearsing:
 
     Attributes:
         steps: How many optimizer steps each worker makes at least; 1 or more.
-        report: The file for the agent's report; its folder exists.
+        report: The file for the agent's report, two levels deep in the rehearsal's folder.
     """
 
     steps: int
     report: Path
+
+    @property
+    def folder(self) -> Path:
+        """The rehearsal's folder, in which all that it writes lies."""
+        return self.report.parent.parent
 
     def to_env(self) -> dict[str, str]:
         """The environment variable that carries this to the agent and its workers."""

@@ -333,7 +333,7 @@ def plan_run(
         rejoin_timeout_s=arguments.rejoin_timeout_s,
         hang_timeout_s=arguments.hang_timeout_s,
         snapshot_every=arguments.snapshot_every,
-        backup_dir=_backup_dir(arguments, place, layout, notes),
+        backup_dir=_backup_dir(arguments, place, layout, rehearsing, notes),
         backup_every_s=arguments.backup_every_s or DEFAULT_BACKUP_EVERY_S,
         grace_s=arguments.grace_s,
         faults=_faults(arguments, place, layout),
@@ -384,12 +384,20 @@ def _faults(arguments: RunArguments, place: Place, layout: Layout) -> tuple[Faul
 
 
 def _backup_dir(
-    arguments: RunArguments, place: Place, layout: Layout, notes: list[str]
+    arguments: RunArguments,
+    place: Place,
+    layout: Layout,
+    rehearsing: Rehearsing | None,
+    notes: list[str],
 ) -> str | None:
     """Its full name, which holds wherever a script changes its folder to."""
     if arguments.backup_dir is None:
         return None
     name = open_folder(arguments.backup_dir).name
+    # `drumbeat rehearse` gives another folder, but doesn't see the option in a shell's text.
+    if rehearsing is not None and not Path(name).is_relative_to(rehearsing.folder):
+        notes.append("--backup-dir has no effect in a rehearsal: the backups are the job's own.")
+        return None
     if place.lone_task or not layout.is_ours:
         notes.append(f"--backup-dir has no effect: {_NOT_OURS}")
         return None
