@@ -19,7 +19,7 @@ class Advice(str):
 
 
 class NoCommand(ConfigError):
-    """What a container runs stands in its image alone, so it can't be rehearsed."""
+    """What runs is said elsewhere (in the image, on a command line), so it can't be rehearsed."""
 
 
 @dataclass(frozen=True, kw_only=True)

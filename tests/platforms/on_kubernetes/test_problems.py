@@ -223,6 +223,7 @@ BROKEN = [
     (JOB, ("subdomain: svc", ""), "expected a subdomain in the pods' template"),
     (JOB, ("subdomain: svc", "subdomain: other"), "the Service other, which is not in the file"),
     (JOB, ("clusterIP: None, ", ""), "expected clusterIP: None"),
+    (JOB, ("- name: TASK\n", "- {name: =A}\n            - name: TASK\n"), "can't be the name of a"),
     (JOB, ("publishNotReadyAddresses: true, ", ""), "expected publishNotReadyAddresses: true"),
     (JOB, ("selector: {job-name: tfmw}", "selector: {app: x}"), "does not find the Job's pods"),
     (TRAINJOB, (NAME, "metadata: {name: tf.mw}"), "small letters"),

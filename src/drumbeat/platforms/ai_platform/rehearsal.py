@@ -24,6 +24,8 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
         ConfigError: The file is no training job, or says no command.
     """
     given = old.read(manifest).trainingInput
+    if missing := old.missing(given):
+        raise NoCommand("\n".join(f"{manifest.path.name}: {text}" for text in missing))
     described = old.described(manifest)
     tasks = [_TASKS.get(role, old.chief_name(given)) for role in old.ROLES]
     replicas = [

@@ -12,7 +12,14 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms.ai_platform import spec as old
 from drumbeat.platforms.ai_platform.spec import OldJob, ReplicaConfig, TrainingInput
 from drumbeat.platforms.jobfile.documents import Document
-from drumbeat.platforms.platform import Manifest, Places, Platform, Rehearsal, Rendered
+from drumbeat.platforms.platform import (
+    Advice,
+    Manifest,
+    Places,
+    Platform,
+    Rehearsal,
+    Rendered,
+)
 from drumbeat.platforms.vertex import render as vertex
 from drumbeat.platforms.vertex import rules as vertex_rules
 from drumbeat.platforms.vertex import spec as vertex_spec
@@ -47,6 +54,8 @@ def convert(manifest: Manifest) -> Rendered:
     """
     job = old.read(manifest)
     given = job.trainingInput
+    if missing := old.missing(given):
+        raise ConfigError("\n".join(f"{manifest.path.name}: {text}" for text in missing))
     spec = _spec(given)
     custom_job = vertex_spec.read(Document(value=plain(spec)), vertex.FILE)
     wrong = vertex_rules.errors(custom_job, is_whole=False)
@@ -75,10 +84,12 @@ def problems(manifest: Manifest) -> list[str]:
     ]
     if old.chief_name(job.trainingInput) == "master" and old.has_image(job.trainingInput):
         found.append(
-            "useChiefInTfConfig is not set: TF_CONFIG has the task `master`, which TensorFlow 2 "
-            "does not know (drumbeat takes it for the chief)."
+            Advice(
+                "useChiefInTfConfig is not set: TF_CONFIG has the task `master`, which TensorFlow "
+                "2 does not know (drumbeat takes it for the chief)."
+            )
         )
-    return found
+    return [*found, *map(Advice, old.missing(job.trainingInput))]
 
 
 def _spec(given: TrainingInput) -> dict[str, Any]:

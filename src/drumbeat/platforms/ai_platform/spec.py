@@ -214,6 +214,22 @@ def read(manifest: Manifest) -> OldJob:
     return job
 
 
+def missing(given: TrainingInput) -> list[str]:
+    """What the job can't do without and gcloud also took from its own flags, a sentence each."""
+    if has_image(given):
+        return []
+    if given.runtimeVersion is None:
+        return [
+            "Expected either masterConfig.imageUri or runtimeVersion; gcloud took them from "
+            "--master-image-uri and --runtime-version, too."
+        ]
+    return [
+        f"{key} is missing; gcloud took it from {flag}."
+        for key, flag in (("pythonModule", "--module-name"), ("packageUris", "--package-path"))
+        if not getattr(given, key)
+    ]
+
+
 def described(manifest: Manifest) -> Any:
     """TrainingInput as it stands in the file, which TF_CONFIG repeats."""
     document = document_of(manifest)
@@ -268,11 +284,8 @@ def _errors(given: TrainingInput) -> list[str]:
             f"Types are of both families: {listed(sorted(legacy))} and "
             f"{listed(sorted(types - legacy))}; expected one."
         )
-    if has_image(given) == (given.runtimeVersion is not None):
-        found.append(
-            "Expected either masterConfig.imageUri or runtimeVersion; gcloud took them from "
-            "--master-image-uri and --runtime-version, too."
-        )
+    if has_image(given) and given.runtimeVersion is not None:
+        found.append("Expected either masterConfig.imageUri or runtimeVersion, not both.")
     commands = any(
         config_of(given, role).containerCommand or config_of(given, role).containerArgs
         for role in ROLES
@@ -284,12 +297,6 @@ def _errors(given: TrainingInput) -> list[str]:
     others = [role for role in ROLES[1:] if getattr(given, f"{role}Config").imageUri]
     if others and not has_image(given):
         found.append(f"{others[0]}Config.imageUri needs masterConfig.imageUri as well.")
-    if given.runtimeVersion is not None:
-        found += [
-            f"{key} is missing; gcloud took it from {flag}."
-            for key, flag in (("pythonModule", "--module-name"), ("packageUris", "--package-path"))
-            if not getattr(given, key)
-        ]
     if len(given.packageUris) > 100:
         found.append(f"packageUris has {len(given.packageUris)}; expected at most 100.")
     if given.jobDir is not None and not given.jobDir.startswith("gs://"):

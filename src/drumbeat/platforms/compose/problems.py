@@ -39,8 +39,10 @@ def problems(manifest: Manifest) -> list[str]:
     unset = sorted(interpolation.unset)
     if unset:
         found.append(
-            f"{listed(unset)} of the file is not set, and Compose puts nothing in: set it, or "
-            "write $$ where a dollar sign is meant."
+            Advice(
+                f"{listed(unset)} of the file is not set here, and Compose puts nothing in: set "
+                "it, or write $$ where a dollar sign is meant."
+            )
         )
     return found
 
@@ -75,7 +77,7 @@ def _of_service(service: Service, training: set[str]) -> Iterator[str]:
         yield f"{where} has network_mode: none, and can't reach the others."
     key_file = service.env.get(_KEY_FILE)
     if key_file and not _is_mounted(key_file, given):
-        yield (
+        yield Advice(
             f"{where} has {_KEY_FILE}={key_file}, and no volume or secret that would put it "
             "there; mount it, read-only."
         )
@@ -138,9 +140,12 @@ def _together(training: Sequence[Service], hosts: set[str]) -> Iterator[str]:
     first = next(iter(clusters.values()), None)
     if first is None:
         return
-    missing = [str(task) for task in first.tasks if str(task) not in owners]
+    missing = [task for task in first.tasks if str(task) not in owners]
     if missing and len(views) == 1:
-        yield f"no service is {listed(missing)} of TF_CONFIG: the others would wait for it."
+        # At an address or with a full name, it may be on another machine.
+        said = Advice if all("." in first.address(task) for task in missing) else str
+        names = listed(map(str, missing))
+        yield said(f"no service is {names} of TF_CONFIG: the others would wait for it.")
     yield from _names(first, training, hosts)
 
 

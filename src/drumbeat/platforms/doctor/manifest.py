@@ -45,21 +45,25 @@ def check(manifest: Manifest, platform: Platform) -> list[Result]:
 
 
 def _problem(name: str, text: str) -> Result:
-    said = text if text.startswith(f"{name}:") else f"{name}: {text}"
+    said = text if text.startswith(name) else f"{name}: {text}"
     return (warning if isinstance(text, Advice) else error)("manifest", said)
 
 
 def _of_processes(manifest: Manifest, platform: Platform, problems: list[str]) -> list[Result]:
     if platform.rehearse is None:
         return []
+    name = manifest.path.name
     try:
         rehearsal = platform.rehearse(manifest, _Ports())
     except NoCommand as problem:
-        return [warning("manifest", str(problem))]
+        return [_problem(name, Advice(problem))]
     except DrumbeatError as problem:
-        return [error("manifest", str(problem))]
+        return [_problem(name, str(problem))]
     says_token = _says_token(manifest) or any(TOKEN in text for text in problems)
-    has_said = any("TF_CONFIG" in text and not isinstance(text, Advice) for text in problems)
+    # Compose has no variables but the file's, and its problems compare these.
+    has_said = platform.name == "compose" or any(
+        "TF_CONFIG" in text and not isinstance(text, Advice) for text in problems
+    )
     found = check_processes(rehearsal.processes, says_token, is_same_checked=has_said)
     return [*stores.check(manifest, platform.name, rehearsal.processes), *found]
 

@@ -15,7 +15,7 @@ from drumbeat.cluster.wording import shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.documents import parse_yaml
-from drumbeat.platforms.platform import Manifest, Places, Process, Rehearsal
+from drumbeat.platforms.platform import Advice, Manifest, Places, Process, Rehearsal
 from drumbeat.platforms.ray.driver import variables
 from drumbeat.platforms.ray.options import MODULE, Options, parse
 
@@ -178,14 +178,14 @@ def _of_entrypoint(
 ) -> Iterator[str]:
     program = PurePosixPath(words[0]).name
     if options is None and program == "drumbeat" and "run" in words[1:2]:
-        yield (
+        yield Advice(
             "The entrypoint is drumbeat run itself, which trains on the machine that Ray runs it "
             f"on, and on no other; expected python -m {MODULE} --nodes N -- drumbeat run …"
         )
     if options is None:
         return
     if PurePosixPath(options.command[0]).name != "drumbeat":
-        yield f"Each node runs {options.command[0]}; expected drumbeat run and a script."
+        yield Advice(f"Each node runs {options.command[0]}; expected drumbeat run and a script.")
     if options.gpus and any(name == "CUDA_VISIBLE_DEVICES" for name in env):
         yield "env_vars has CUDA_VISIBLE_DEVICES, which Ray sets for each node itself."
     if "--nodes" in options.command or "--node-rank" in options.command:
@@ -199,7 +199,7 @@ def _of_env(runtime_env: Mapping[str, Any], env: Mapping[str, str]) -> Iterator[
         if command.names_secret(name):
             yield f"env_vars has the value of {name}, which everybody sees who sees the job."
     if "working_dir" not in runtime_env and "image_uri" not in runtime_env:
-        yield (
+        yield Advice(
             "runtime_env has no working_dir: the script must be there on Ray's nodes, at the same "
             "path."
         )

@@ -13,7 +13,7 @@ from typing import Any
 from drumbeat.cluster.wording import shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.jobfile.problems import unknown
-from drumbeat.platforms.platform import Manifest
+from drumbeat.platforms.platform import Advice, Manifest, NoCommand
 
 FRAMEWORKS = ("MPI", "PyTorch", "TF", "XGBoost", "JAX")
 _TOP = """name useGivenNameAsPrefix projectId clusterId templateId spec masterSpec
@@ -74,7 +74,7 @@ def read(manifest: Manifest) -> dict[str, Any]:
     compute = spec.get("compute")
     words = _words(spec)
     if not words:
-        raise ConfigError(
+        raise NoCommand(
             "spec.command is missing: what the image itself starts is not known here. Write "
             "command: drumbeat, and args: run …"
         )
@@ -116,7 +116,7 @@ def problems(manifest: Manifest) -> Iterator[str]:
     if isinstance(compute, dict):
         yield from _unknown(compute, _COMPUTE, "in spec.compute: ")
     if not isinstance(compute, dict) or compute.get("largeShmRequest") is not True:
-        yield (
+        yield Advice(
             "spec.compute.largeShmRequest is not true: /dev/shm is 64 MiB then, where workers "
             "keep snapshots of their state."
         )

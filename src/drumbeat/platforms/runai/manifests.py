@@ -17,7 +17,7 @@ from drumbeat.platforms import command
 from drumbeat.platforms.kubernetes.manifests import tfjob
 from drumbeat.platforms.kubernetes.manifests.pod import Pod
 from drumbeat.platforms.kubernetes.manifests.rehearsing import rehearsal
-from drumbeat.platforms.platform import Manifest, Places, Rehearsal
+from drumbeat.platforms.platform import Advice, Manifest, NoCommand, Places, Rehearsal
 from drumbeat.platforms.runai import body as runai_body
 from drumbeat.platforms.runai import flags as runai_flags
 from drumbeat.platforms.runai.flags import Submission
@@ -91,6 +91,8 @@ def problems(manifest: Manifest) -> list[str]:
             submission = runai_flags.read(manifest.text, manifest.path.name)
             found += [*submission.wrong, *_of_submission(submission)]
         found += _of_env(_workload(manifest))
+    except NoCommand as problem:
+        found.append(Advice(problem))
     except ConfigError as error:
         found.append(str(error))
     return list(dict.fromkeys(found))
@@ -108,7 +110,7 @@ def _of_command(given: Submission) -> Workload:
     if not re.fullmatch(r"\d{1,6}", text, re.ASCII) or not 0 < int(text) <= _MAX_WORKERS:
         raise ConfigError(f"--workers is {shown(text)}; expected 1 to {_MAX_WORKERS}.")
     if not given.has("--command") or not given.words:
-        raise ConfigError(
+        raise NoCommand(
             "There is no --command: what stands after -- goes to the program that the image "
             "starts, which is not known here. Write --command -- drumbeat run …"
         )
@@ -176,17 +178,17 @@ def _of_submission(given: Submission) -> Iterator[str]:
     if not given.name and not (given.has("--name-prefix") or given.has("--job-name-prefix")):
         yield "The job has no name."
     if "--environment" in given.typed:
-        yield (
+        yield Advice(
             "--environment is no variable in every version of the CLI: in v3 it names an "
             "environment asset. Write -e NAME=VALUE, which all take."
         )
     if not given.has("--no-master"):
-        yield (
+        yield Advice(
             "Without --no-master there is one pod more, whose task may be called master: "
             "TensorFlow refuses it, drumbeat takes it for the chief."
         )
     if not given.has("--large-shm"):
-        yield (
+        yield Advice(
             "--large-shm is missing: /dev/shm is 64 MiB then, where workers keep snapshots of "
             "their state."
         )
@@ -202,7 +204,7 @@ def _of_env(workload: Workload) -> Iterator[str]:
             f"{command.TOKEN}=SECRET:NAME,KEY takes it from a Secret of Kubernetes."
         )
     if "TF_CONFIG" in names:
-        yield "TF_CONFIG is set, which Run:ai writes itself, another one for each pod."
+        yield Advice("TF_CONFIG is set, which Run:ai writes itself, another one for each pod.")
     for each in workload.env:
         if command.names_secret(each["name"]) and each.get("value"):
             yield (

@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.command import TOKEN, names_secret
-from drumbeat.platforms.platform import Manifest
+from drumbeat.platforms.platform import Advice, Manifest
 from drumbeat.platforms.slurm.rehearsal import Layout, layout_of
 from drumbeat.platforms.slurm.script import Script, Step, filled, options_of, read
 
+_LAUNCHERS = ("mpirun", "mpiexec", "orterun", "prterun", "horovodrun", "parallel")
+"""Programs that start the tasks themselves."""
 MIN_SECRET = 4
 """Characters; shorter ones are placeholders."""
 
@@ -51,40 +53,45 @@ def _of_file(text: str, script: Script) -> Iterator[str]:
     output = script.options.get("output", "")
     restarts = "requeue" in script.options or any("scontrol requeue" in c for c in script.commands)
     if restarts and "append" not in script.options.get("open-mode", ""):
-        yield "A requeued job empties its output file; add #SBATCH --open-mode=append."
+        yield Advice("A requeued job empties its output file; add #SBATCH --open-mode=append.")
     if any("scontrol requeue" in c for c in script.commands) and "JobState" not in " ".join(
         script.commands
     ):
-        yield (
+        yield Advice(
             "scontrol requeue also brings back a job that scancel has ended. Requeue it only while "
             "scontrol show job says JobState=RUNNING."
         )
     if script.options.get("signal", "").startswith("B:") and not any(
         c.startswith("trap") for c in script.commands
     ):
-        yield (
+        yield Advice(
             f"--signal={script.options['signal']} goes to the batch shell alone, which has no "
             "trap: without B: it goes to the tasks, whose agents save the state."
         )
     if output and "%" not in output:
-        yield f"All jobs of this script write to {output}; %j in it stands for the job's number."
+        yield Advice(
+            f"All jobs of this script write to {output}; %j in it stands for the job's number."
+        )
 
 
 def _without_step(script: Script, layout: Layout) -> Iterator[str]:
     trains = [each for each in script.commands if "drumbeat" in each or ".py" in each]
-    if trains and sum(layout.counts) > 1:
-        yield (
-            f"{shown(trains[0])} is not started by srun: it runs once, on the first machine, while "
-            f"{sum(layout.counts)} tasks on {len(layout.counts)} machines are paid for. Write srun "
-            "--distribution=block before it."
-        )
+    tasks, nodes = sum(layout.counts), len(layout.counts)
+    if not trains or tasks == 1 or any(name in trains[0].split() for name in _LAUNCHERS):
+        return
+    # Several tasks of one machine are often asked for as so many CPUs.
+    said, machines = (str, f"{nodes} machines") if nodes > 1 else (Advice, "it")
+    yield said(
+        f"{shown(trains[0])} is not started by srun: it runs once, on the first machine, while "
+        f"{tasks} tasks on {machines} are paid for. Write srun --distribution=block before it."
+    )
 
 
 def _of_step(script: Script, step: Step, layout: Layout) -> Iterator[str]:
     tasks, nodes = sum(layout.counts), len(layout.counts)
     runs_drumbeat = any(word.rpartition("/")[2] == "drumbeat" for word in step.command)
     options = {**script.options, **step.options}
-    if layout.distribution.startswith("arbitrary"):
+    if layout.distribution.startswith("arbitrary") and runs_drumbeat:
         yield (
             "With --distribution=arbitrary nobody can tell where task 0 runs, at which the agents "
             "meet. Expected --distribution=block."
@@ -92,7 +99,7 @@ def _of_step(script: Script, step: Step, layout: Layout) -> Iterator[str]:
     if runs_drumbeat:
         yield from _of_agents(script, step, layout)
     elif tasks > 1 and layout.is_cyclic:
-        yield (
+        yield Advice(
             "TensorFlow's SlurmClusterResolver takes tasks to be laid out in blocks; with "
             "cyclic ones it gives each others' addresses. Give srun --distribution=block."
         )
@@ -101,12 +108,12 @@ def _of_step(script: Script, step: Step, layout: Layout) -> Iterator[str]:
         name == "SRUN_CPUS_PER_TASK" for name, _ in script.exports
     )
     if cpus not in (None, "1") and not repeated:
-        yield (
+        yield Advice(
             f"--cpus-per-task={cpus} is sbatch's: since 22.05 srun gives each task 1 CPU. Add "
             "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK."
         )
     if "signal" in options and options.get("kill-on-bad-exit", "0") != "0" and nodes > 1:
-        yield (
+        yield Advice(
             "With --kill-on-bad-exit the first agent that has saved its state (exit code 75) ends "
             "the others, which may not have. Give --kill-on-bad-exit=0 --wait=60."
         )
@@ -120,18 +127,18 @@ def _of_agents(script: Script, step: Step, layout: Layout) -> Iterator[str]:
     workers = given.get("workers", given.get("ntasks", ""))
     per_node = max(layout.counts)
     if per_node > 1 and workers.isdecimal() and int(workers) > 1:
-        yield (
+        yield Advice(
             f"Each of the {per_node} tasks of a machine starts {workers} workers, "
             f"{per_node * int(workers)} in all. Give --ntasks-per-node=1, or leave out -n."
         )
     elif per_node > 1:
-        yield (
+        yield Advice(
             f"A machine has {per_node} tasks, each with an agent of its own. One with -n "
             f"{per_node} starts faster: --ntasks-per-node=1, drumbeat run -n {per_node}."
         )
     sets_token = any(name == TOKEN for name, _ in script.exports)
     if tasks > 1 and not sets_token:
-        yield (
+        yield Advice(
             f"{TOKEN} is not set in the script. Unless it is in the environment that sbatch hands "
             f"on, add {TOKEN}=$(openssl rand -hex 32) and export {TOKEN}."
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from drumbeat.platforms.jobfile import problems
 from drumbeat.platforms.jobfile.documents import Document, KeyPath
@@ -201,10 +201,15 @@ class PscInterfaceConfig(Message):
     dnsPeeringConfigs: list[DnsPeeringConfig] = []
 
 
+def _to_list(value: object) -> object:
+    """Gcloud's own example has one pool without a list, and gcloud makes one of it."""
+    return [value] if isinstance(value, dict) else value
+
+
 class CustomJobSpec(Message):
     """What `gcloud ai custom-jobs create --config` reads."""
 
-    workerPoolSpecs: list[WorkerPoolSpec] = []
+    workerPoolSpecs: Annotated[list[WorkerPoolSpec], BeforeValidator(_to_list)] = []
     scheduling: Scheduling = Scheduling()
     serviceAccount: str | None = None
     network: str | None = None

@@ -27,7 +27,7 @@ from drumbeat.platforms.kubernetes.manifests.reading import (
     texts,
     whole,
 )
-from drumbeat.platforms.platform import Manifest
+from drumbeat.platforms.platform import Advice, Manifest
 
 USUAL_GRACE_S = 25
 _KILLED_AFTER_S = 30
@@ -70,6 +70,12 @@ def words_of(container: Mapping[str, Any]) -> str:
 def runs_drumbeat(container: Mapping[str, Any]) -> bool:
     """Whether it runs `drumbeat run`."""
     return _DRUMBEAT.search(words_of(container)) is not None
+
+
+def trains_together(container: Mapping[str, Any]) -> bool:
+    """Whether it runs `drumbeat run` or is given a TF_CONFIG, so that its pods need each other."""
+    names = [mapping(each).get("name") for each in sequence(container.get("env"))]
+    return runs_drumbeat(container) or "TF_CONFIG" in names
 
 
 def template_problems(where: str, template: object, container: str | None) -> Iterator[str]:
@@ -129,8 +135,10 @@ def _env_problems(place: str, env: object) -> Iterator[str]:
         name = text(entry.get("name"))
         if not name:
             yield f"{place}: env has the entry {shown(dict(entry))} without a name."
+        elif set("=\0") & set(name):
+            yield f"{place}: env has {shown(name)}, which can't be the name of a variable."
         elif name in seen:
-            yield f"{place}: env has {name} twice; the last one holds."
+            yield Advice(f"{place}: env has {name} twice; the last one holds.")
         seen.add(name)
         value = entry.get("value")
         if value is not None and not isinstance(value, str):
@@ -149,7 +157,7 @@ def _grace_problems(
     grace_s = int(given[1]) if given else USUAL_GRACE_S
     killed_s = whole(spec.get("terminationGracePeriodSeconds"), _KILLED_AFTER_S)
     if killed_s <= grace_s:
-        yield (
+        yield Advice(
             f"{where}: pods are killed {killed_s} s after SIGTERM (terminationGracePeriodSeconds), "
             f"and drumbeat run --grace takes up to {grace_s} s to save the state; expected at "
             f"least {grace_s + 5}."
@@ -174,7 +182,7 @@ def failure_policy_problems(where: str, job: Mapping[str, Any]) -> Iterator[str]
     container = mapping(next(iter(sequence(spec.get("containers"))), None))
     saves = runs_drumbeat(container) and "--backup-dir" in words_of(container)
     if saves and job.get("backoffLimit") == 0 and job.get("podFailurePolicy") is None:
-        yield (
+        yield Advice(
             f"{where}: backoffLimit is 0, so the job fails when it was preempted and has saved its "
             f"state (exit code {PREEMPTED_CODE}); expected a podFailurePolicy that ignores "
             f"{PREEMPTED_CODE}."
@@ -215,7 +223,7 @@ def _pod_problems(pod: Pod, agents: int, known: set[str]) -> Iterator[str]:
     except ConfigError as error:
         yield f"{pod.name}: {error}"
     if has_agent and not {command.TOKEN, command.TOKEN_FILE} & {*env, *found.absent}:
-        yield (
+        yield _unless_elsewhere(pod)(
             f"{pod.name}: neither {command.TOKEN} nor {command.TOKEN_FILE} is set, with which the "
             f"agents of {agents} pods prove that they belong together; expected it from a Secret."
         )
@@ -234,7 +242,7 @@ def _place_problems(
     pod: Pod, agents: int, found: launched_by.Found | None, known: set[str]
 ) -> Iterator[str]:
     if found is None or (found.nodes == 1 and found.note):
-        yield (
+        yield _unless_elsewhere(pod)(
             f"{pod.name}: each of the {agents} pods would train alone: nothing tells how many "
             f"there are. Set {NODES} to {agents}, or TF_CONFIG."
         )
@@ -242,6 +250,11 @@ def _place_problems(
         yield f"{pod.name}: {NODES} says {found.nodes}, but the job has {agents} pods."
     elif found.nodes > 1:
         yield from _unknown_hosts(pod, [f"{found.host}:{found.port}"], known)
+
+
+def _unless_elsewhere(pod: Pod) -> type[str]:
+    """What is missing in `env` may come from a ConfigMap or Secret as a whole."""
+    return Advice if sequence(pod.container.get("envFrom")) else str
 
 
 def _unknown_hosts(pod: Pod, addresses: Sequence[str], known: set[str]) -> Iterator[str]:

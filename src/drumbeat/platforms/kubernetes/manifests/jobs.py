@@ -31,7 +31,7 @@ from drumbeat.platforms.kubernetes.manifests.reading import (
     whole,
 )
 from drumbeat.platforms.kubernetes.manifests.rehearsing import rehearsal
-from drumbeat.platforms.platform import Manifest, Places, Rehearsal
+from drumbeat.platforms.platform import Advice, Manifest, Places, Rehearsal
 
 JOB_API, JOB = "batch/v1", "Job"
 API, KIND = "jobset.x-k8s.io/v1alpha2", "JobSet"
@@ -214,14 +214,17 @@ def job_problems(where: str, job: object, *, in_set: bool = False) -> Iterator[s
     yield from checking.failure_policy_problems(where, spec)
     yield from checking.template_problems(where, spec.get("template"), None)
     parallel, count = spec.get("parallelism", 1), spec.get("completions")
+    # Pods with neither may work through a queue, each alone.
+    container = mapping(next(iter(sequence(pods.get("containers"))), None))
+    said, why = (str, "as") if checking.trains_together(container) else (Advice, "if")
     if count is not None and count != parallel:
-        yield (
+        yield said(
             f"{where}: completions is {shown(count)} and parallelism {shown(parallel)}; expected "
-            "the same, as all pods train together."
+            f"the same, {why} all pods train together."
         )
     mode = spec.get("completionMode")
     if mode != "Indexed" and not (in_set and mode is None) and whole(parallel, 1) > 1:
-        yield (
+        yield said(
             f"{where}: completionMode is {shown(mode or 'NonIndexed')}; expected Indexed, without "
             "which no pod knows which one it is."
         )
@@ -281,15 +284,15 @@ def _service_problems(
         return
     service = next((s for s in services if inside(s, "metadata", "name") == subdomain), None)
     if service is None:
-        yield (
+        yield Advice(
             f"{where}: its pods are found through the Service {subdomain}, which is not in the "
-            "file; expected a headless one (clusterIP: None)."
+            "file; expected a headless one (clusterIP: None), here or in the cluster."
         )
         return
     if inside(service, "spec", "clusterIP") != "None":
         yield f"Service {subdomain}: expected clusterIP: None, so that each pod has a name."
     if inside(service, "spec", "publishNotReadyAddresses") is not True:
-        yield (
+        yield Advice(
             f"Service {subdomain}: expected publishNotReadyAddresses: true, as the pods wait for "
             "each other before they are ready."
         )

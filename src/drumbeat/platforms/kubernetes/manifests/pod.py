@@ -76,8 +76,8 @@ def variables(pod: Pod) -> Variables:
     known = {text(mapping(entry).get("name")) for entry in sequence(pod.container.get("env"))}
     for entry in map(mapping, sequence(pod.container.get("env"))):
         name = text(entry.get("name"))
-        if not name:
-            continue
+        if not name or set("=\0") & set(name):
+            continue  # the API server refuses it
         if entry.get("valueFrom") is None:
             given = entry.get("value")
             written = "" if given is None else str(given)

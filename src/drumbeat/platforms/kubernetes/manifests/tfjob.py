@@ -24,7 +24,7 @@ from drumbeat.platforms.kubernetes.manifests.reading import (
     whole,
 )
 from drumbeat.platforms.kubernetes.manifests.rehearsing import rehearsal
-from drumbeat.platforms.platform import Manifest, Places, Rehearsal
+from drumbeat.platforms.platform import Advice, Manifest, Places, Rehearsal
 
 API, KIND = "kubeflow.org/v1", "TFJob"
 CONTAINER, PORT_NAME, PORT = "tensorflow", "tfjob-port", 2222
@@ -270,8 +270,9 @@ def _replica_problems(name: str, kind: str, spec: Mapping[str, Any]) -> Iterator
     if policy not in (None, *_RESTARTS):
         yield f"{kind}: restartPolicy is {shown(policy)}; expected one of {listed(_RESTARTS)}."
     template = spec.get("template")
-    if own := inside(template, "spec", "restartPolicy"):
-        yield (
+    own = inside(template, "spec", "restartPolicy")
+    if own and own != (policy or "Never"):
+        yield Advice(
             f"{kind}: the template's restartPolicy {shown(own)} is overwritten by the replica's, "
             f"{policy or 'Never'}; write it beside replicas."
         )
@@ -284,17 +285,17 @@ def _replica_problems(name: str, kind: str, spec: Mapping[str, Any]) -> Iterator
 def _trainer_problems(kind: str, policy: object, container: Mapping[str, Any]) -> Iterator[str]:
     names = {text(mapping(each).get("name")) for each in sequence(container.get("env"))}
     if "TF_CONFIG" in names:
-        yield (
+        yield Advice(
             f"{kind}: the template has TF_CONFIG, and the operator adds another one, which wins; "
             "leave it out."
         )
     if container.get("readinessProbe") is not None:
-        yield (
+        yield Advice(
             f"{kind}: until the readinessProbe succeeds, the others can't find the pod by its "
             "name; leave it out."
         )
     if policy == "ExitCode" and checking.runs_drumbeat(container):
-        yield (
+        yield Advice(
             f"{kind}: restartPolicy ExitCode takes codes under 128 for the end, so also 75 of "
             "drumbeat run, which has saved its state and wants to be started again; expected "
             "OnFailure."
@@ -311,13 +312,15 @@ def _cluster_problems(
     )
     if replicas and not {"Chief", "Master", "Worker"} & replicas.keys():
         yield f"{where} has neither a Chief nor Workers; expected some that train."
+    # Scripts of TensorFlow 1 take all of this, and what an image runs isn't known.
+    said = str if ours else Advice
     if "Master" in replicas and not ours:
-        yield f"{where} has a Master, which TensorFlow 2 does not know; write Chief."
+        yield said(f"{where} has a Master, which TensorFlow 2 does not know; write Chief.")
     if "PS" in replicas and _leads(replicas) == "Worker":
-        yield (
-            f"{where} has PS but no Chief, which coordinates the others with parameter servers"
-            " (and with MultiWorkerMirroredStrategy, all would wait for ever); add a Chief, or"
-            " leave PS out."
+        yield said(
+            f"{where} has PS but no Chief, which in TensorFlow 2 coordinates the others with "
+            "parameter servers (and with MultiWorkerMirroredStrategy, all would wait for ever); "
+            "add a Chief, or leave PS out."
         )
     if spec.get("enableDynamicWorker") is True:
-        yield f"{where}: {_SPARSE}"
+        yield said(f"{where}: {_SPARSE}")

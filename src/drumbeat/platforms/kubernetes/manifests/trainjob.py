@@ -22,7 +22,7 @@ from drumbeat.platforms.kubernetes.manifests.reading import (
     whole,
 )
 from drumbeat.platforms.kubernetes.manifests.rehearsing import rehearsal
-from drumbeat.platforms.platform import Manifest, Places, Rehearsal
+from drumbeat.platforms.platform import Advice, Manifest, Places, Rehearsal
 
 API, KIND = "trainer.kubeflow.org/v1alpha1", "TrainJob"
 RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
@@ -206,7 +206,7 @@ def _job_problems(job: Mapping[str, Any]) -> Iterator[str]:
     yield from checking.name_problems(where, job)
     for key, now in _OLD.items():
         if key in spec:
-            yield f"{where}: {key} is now {now}."
+            yield Advice(f"{where}: {key} is now {now}.")
     yield from unknown_keys(where, {k: v for k, v in spec.items() if k not in _OLD}, _SPEC)
     yield from no_mappings(where, spec, "trainer", "runtimeRef", "initializer")
     yield from unknown_keys(f"{where}, trainer", mapping(spec.get("trainer")), _TRAINER)

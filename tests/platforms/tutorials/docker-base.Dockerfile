@@ -1,0 +1,2 @@
+FROM gcr.io/deeplearning-platform-release/tf2-gpu.2-13
+COPY . /app
