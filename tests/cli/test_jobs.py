@@ -118,6 +118,39 @@ def test_old_files_are_converted(cli, client, tmp_path):
         cli("render", "old", "-f", "config.yaml", "-n", "3")
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "environment: {HF_TOKEN: hf_5ecret}",
+        "environment: {HF_TOKEN: [hf_5ecret]}",
+        "environment: [HF_TOKEN=hf_5ecret]",
+        "environment: HF_TOKEN=hf_5ecret",
+        "environment: [{name: HF_TOKEN, value: hf_5ecret}]",
+        "ray: {runtime_env: {env_vars: {HF_TOKEN: hf_5ecret}}}",
+        "--set environment.HF_TOKEN=hf_5ecret",
+    ],
+)
+@pytest.mark.parametrize("words", ["render ray", "submit ray --dry-run", "rehearse ray", "doctor"])
+def test_a_secret_that_is_written_is_refused_by_all_alike_and_never_shown(
+    cli, tmp_path, given, words
+):
+    more = given.split() if given.startswith("--set") else []
+    if more and words == "doctor":
+        pytest.skip("it has no --set")
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "drumbeat.yaml").write_text(JOB + (given if not more else ""))
+    with pytest.raises(ConfigError) as refused:
+        cli(*words.split(), *more)
+    assert refused.value.exit_code == 2
+    assert "5ecret" not in str(refused.value)
+    for said in (
+        "HF_TOKEN is a secret by its name",
+        "expected secrets: [{name: hf-token, key: value, env: HF_TOKEN}]",
+        "Leave HF_TOKEN out here.",
+    ):
+        assert said in str(refused.value)
+
+
 @pytest.mark.parametrize("command", ["render", "submit", "status", "logs", "stop"])
 def test_without_a_job_file_it_says_how_to_get_one(cli, client, command):
     with pytest.raises(ConfigError, match="`drumbeat init train.py` writes a first one"):

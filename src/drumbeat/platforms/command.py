@@ -11,9 +11,6 @@ from drumbeat.platforms.jobfile.model import Job
 
 DATA, OUTPUT = "DRUMBEAT_DATA", "DRUMBEAT_OUTPUT"
 TOKEN, TOKEN_FILE = "DRUMBEAT_TOKEN", "DRUMBEAT_TOKEN_FILE"
-_SECRET = re.compile(
-    r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|PRIVATE_KEY)$", re.IGNORECASE
-)
 PORT = 2222
 """Where the agents meet on node 0."""
 CHIEF_OF_PS = (
@@ -56,11 +53,6 @@ def backup_dir(job: Job) -> str | None:
     if job.run.backup_dir is not None:
         return job.run.backup_dir
     return f"{job.output.rstrip('/')}/backups" if job.output else None
-
-
-def names_secret(variable: str) -> bool:
-    """Whether the value of such a variable belongs into no file, as far as its name tells."""
-    return _SECRET.search(variable) is not None
 
 
 def shell(words: Iterable[str]) -> str:

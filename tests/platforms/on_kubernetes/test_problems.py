@@ -223,6 +223,11 @@ BROKEN = [
     (JOB, ("subdomain: svc", ""), "expected a subdomain in the pods' template"),
     (JOB, ("subdomain: svc", "subdomain: other"), "the Service other, which is not in the file"),
     (JOB, ("clusterIP: None, ", ""), "expected clusterIP: None"),
+    (
+        JOB,
+        ("- name: TASK\n", "- {name: K_TOKEN, value: x}\n            - name: TASK\n"),
+        "the value of K_TOKEN is in the file; expected a Secret's",
+    ),
     (JOB, ("- name: TASK\n", "- {name: =A}\n            - name: TASK\n"), "can't be the name of a"),
     (JOB, ("publishNotReadyAddresses: true, ", ""), "expected publishNotReadyAddresses: true"),
     (JOB, ("selector: {job-name: tfmw}", "selector: {app: x}"), "does not find the Job's pods"),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from drumbeat.platforms import secret_names
 from drumbeat.platforms.jobfile.amounts import Memory, Seconds
 from drumbeat.platforms.jobfile.run_options import RunOptions
 from drumbeat.platforms.jobfile.sections import (
@@ -177,12 +178,14 @@ class Job(Section):
     ray: Ray = Ray()
     sagemaker: SageMaker = SageMaker()
 
-    @field_validator("environment")
+    @field_validator("environment", mode="before")
     @classmethod
-    def _leaves_ours_alone(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
-            if name == "TF_CONFIG" or name.startswith(OWN_VARIABLES):
+    def _leaves_ours_and_secrets_alone(cls, value: Any) -> Any:
+        for name in value if isinstance(value, dict) else ():
+            if name == "TF_CONFIG" or str(name).startswith(OWN_VARIABLES):
                 raise ValueError(f"{name} is set by drumbeat or the platform; leave it out")
+        # Before any other message could show its value.
+        secret_names.refuse(value)
         return value
 
     @model_validator(mode="after")

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.jobfile.documents import Document
+from drumbeat.platforms.secret_names import SECRET_WRITTEN
 
 _MAX_SHOWN = 8
 _EXPECTED = {
@@ -81,6 +82,8 @@ def _text(model: type[BaseModel], problem: Any, document: Document, name: str) -
             str(path[-1]), _fields(model, path[:-1]), where + (f"in {inner}: " if inner else "")
         )
     dotted = ".".join(map(str, path)).removesuffix(".[key]")
+    if problem["type"] == SECRET_WRITTEN:
+        return f"{where}{dotted}: {problem['msg']}."
     if problem["type"] == "missing":
         return f"{where}{dotted} is missing."
     if problem["input"] is None:

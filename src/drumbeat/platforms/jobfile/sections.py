@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
 )
 
+from drumbeat.platforms import secret_names
 from drumbeat.platforms.jobfile.amounts import Memory, Seconds
 
 
@@ -179,6 +180,13 @@ class Ray(Section):
     placement: Literal["SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"] = Field(
         default="SPREAD", description="How nodes lie on Ray's: on different ones where it can be."
     )
+
+    @field_validator("runtime_env", mode="before")
+    @classmethod
+    def _leaves_secrets_alone(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            secret_names.refuse(value.get("env_vars"))
+        return value
 
 
 class SageMaker(Section):

@@ -13,11 +13,11 @@ from typing import Any
 
 from drumbeat.cluster.wording import shown
 from drumbeat.errors import ConfigError
-from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.platform import Advice, Manifest, Places, Process, Rehearsal
 from drumbeat.platforms.ray.driver import variables
 from drumbeat.platforms.ray.options import MODULE, Options, parse
+from drumbeat.platforms.secret_names import names_secret
 
 _SHELL = re.compile(r"[|&;<>`\n]|\$\(")
 _KNOWN = frozenset(
@@ -196,7 +196,7 @@ def _of_env(runtime_env: Mapping[str, Any], env: Mapping[str, str]) -> Iterator[
     if "TF_CONFIG" in env:
         yield "env_vars has TF_CONFIG: all processes would be the same task; leave it out."
     for name in env:
-        if command.names_secret(name):
+        if names_secret(name):
             yield f"env_vars has the value of {name}, which everybody sees who sees the job."
     if "working_dir" not in runtime_env and "image_uri" not in runtime_env:
         yield Advice(

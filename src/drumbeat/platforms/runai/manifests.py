@@ -21,6 +21,7 @@ from drumbeat.platforms.platform import Advice, Manifest, NoCommand, Places, Reh
 from drumbeat.platforms.runai import body as runai_body
 from drumbeat.platforms.runai import flags as runai_flags
 from drumbeat.platforms.runai.flags import Submission
+from drumbeat.platforms.secret_names import names_secret
 
 _UUID = "00000000-0000-4000-8000-000000000000"
 _MAX_WORKERS = 4096
@@ -206,7 +207,7 @@ def _of_env(workload: Workload) -> Iterator[str]:
     if "TF_CONFIG" in names:
         yield Advice("TF_CONFIG is set, which Run:ai writes itself, another one for each pod.")
     for each in workload.env:
-        if command.names_secret(each["name"]) and each.get("value"):
+        if names_secret(each["name"]) and each.get("value"):
             yield (
                 f"The value of {each['name']} is in the file; expected a Secret of Kubernetes: "
                 f"-e {each['name']}=SECRET:NAME,KEY."

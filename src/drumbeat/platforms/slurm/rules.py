@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
-from drumbeat.platforms.command import TOKEN, names_secret
+from drumbeat.platforms.command import TOKEN
 from drumbeat.platforms.platform import Advice, Manifest
+from drumbeat.platforms.secret_names import names_secret
 from drumbeat.platforms.slurm.rehearsal import Layout, layout_of
 from drumbeat.platforms.slurm.script import Script, Step, filled, options_of, read
 

@@ -28,6 +28,7 @@ from drumbeat.platforms.kubernetes.manifests.reading import (
     whole,
 )
 from drumbeat.platforms.platform import Advice, Manifest
+from drumbeat.platforms.secret_names import names_secret
 
 USUAL_GRACE_S = 25
 _KILLED_AFTER_S = 30
@@ -141,7 +142,12 @@ def _env_problems(place: str, env: object) -> Iterator[str]:
             yield Advice(f"{place}: env has {name} twice; the last one holds.")
         seen.add(name)
         value = entry.get("value")
-        if value is not None and not isinstance(value, str):
+        if value and names_secret(name):
+            yield (
+                f"{place}: the value of {name} is in the file; expected a Secret's, by valueFrom: "
+                "{secretKeyRef: {name: …, key: …}}."
+            )
+        elif value is not None and not isinstance(value, str):
             yield f"{place}: {name} is {shown(value)}; expected text, as in quotes."
         if value and entry.get("valueFrom") is not None:
             yield f"{place}: {name} has a value and a valueFrom; expected one of them."

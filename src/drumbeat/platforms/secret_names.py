@@ -1,0 +1,54 @@
+"""Variables that are secrets by their names, whose values belong into no file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pydantic_core import PydanticCustomError
+
+SECRET_WRITTEN = "secret_written"
+"""The type of pydantic's error, so that nobody shows what it was about."""
+_SECRET = re.compile(
+    r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|PRIVATE_KEY)$", re.IGNORECASE
+)
+# What models of language call pieces of text.
+_PIECE = re.compile(
+    r"(^|_)(PAD|EOS|BOS|UNK|MASK|SEP|CLS|START|END|STOP|SPECIAL)_TOKEN$", re.IGNORECASE
+)
+
+
+def names_secret(variable: str) -> bool:
+    """Whether such a variable is a secret, as far as its name tells."""
+    return _SECRET.search(variable) is not None and _PIECE.search(variable) is None
+
+
+def refuse(variables: object) -> None:
+    """Refuses variables that are secrets, in whatever form they were given.
+
+    Args:
+        variables: By name, or as NAME=VALUE, or as Kubernetes has them; anything else is refused
+            elsewhere.
+
+    Raises:
+        PydanticCustomError: There is one; its value isn't said.
+    """
+    for name in filter(names_secret, _names(variables)):
+        entry = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        raise PydanticCustomError(
+            SECRET_WRITTEN,
+            "{name} is a secret by its name, and this file and manifests are read by others; "
+            "expected secrets: [{name: {entry}, key: value, env: {name}}], which says where the "
+            "platform has it. Leave {name} out here",
+            {"name": name, "entry": entry},
+        )
+
+
+def _names(variables: object) -> Iterator[str]:
+    if isinstance(variables, dict):
+        yield from (name for name in (*variables, variables.get("name")) if isinstance(name, str))
+    elif isinstance(variables, list):
+        for each in variables:
+            yield from _names(each)
+    elif isinstance(variables, str):
+        yield from re.findall(r"(\w+)\s*[=:]", variables)
