@@ -17,7 +17,7 @@ def _run_script() -> None:
     try:
         import drumbeat.auto  # noqa: F401
     except DrumbeatError as error:
-        print(f"drumbeat: {error}", file=sys.stderr)
+        print(error.printed(), file=sys.stderr)
         sys.exit(error.exit_code)
     runpy.run_path(sys.argv[0], run_name="__main__")
 

@@ -13,6 +13,11 @@ class DrumbeatError(Exception):
 
     exit_code = 1
 
+    def printed(self) -> str:
+        """The text for a terminal: each line says whose it is, or is indented below such a line."""
+        lines = str(self).splitlines() or [""]
+        return "\n".join(each if each.startswith(" ") else f"drumbeat: {each}" for each in lines)
+
 
 class ConfigError(DrumbeatError, ValueError):
     """A setting, an argument or TF_CONFIG can't be used as given."""

@@ -112,6 +112,49 @@ def test_a_manifest(doctor, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("j.yaml", "script: train.py\n", "j.yaml: name is missing."),
+        ("j.yaml", "name: a\nworkers: 2\n", "expected either script: (a file) or module:"),
+        ("j.yaml", "", "j.yaml is empty; expected a job"),
+        ("j.yaml", "name: a\ngpus: 4\nscript: a.py", "did you mean devices: {type: gpu"),
+        ("j.yaml", "kind: Pod\nname: a\nspec: {}", "is no manifest of a platform"),
+        ("j.sh", "#!/bin/sh\necho", "is no manifest of a platform"),
+        ("t.py", "import os\nx: int = {}: 3", "`drumbeat check t.py` is for scripts."),
+        ("t.py", "#!/usr/bin/env python\n", "t.py is a script; expected a job file"),
+        ("t.ipynb", "{}", "t.ipynb is a script; expected a job file"),
+    ],
+)
+def test_a_file_that_is_meant_as_a_job_file_or_is_a_script(doctor, tmp_path, name, text, said):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        doctor(name)
+    assert said in str(refused.value)
+
+
+def test_a_folder_is_no_file(doctor):
+    with pytest.raises(ConfigError, match=r"^\. is a folder; expected a file\.$"):
+        doctor(".")
+
+
+def test_a_platforms_name_is_for_what_is_rendered_of_the_job_file(doctor, tmp_path):
+    (tmp_path / "drumbeat.yaml").write_text(JOB)
+    (tmp_path / "train.py").write_text("d.batch(3)")
+    result = doctor("tfjob")
+    assert result.exit_code == 0, result.output
+    assert "ok       platform   tfjob.yaml is for Kubeflow TFJob." in result.output
+    assert "a batch of 3 can't be divided by 2" in lines(result, "warning")[-1]
+    result = doctor("vertex")
+    assert result.exit_code == 1
+    assert "The job file has no" in lines(result, "error")[0]
+    with pytest.raises(ConfigError, match="ai-platform has files of its own alone"):
+        doctor("ai-platform")
+    (tmp_path / "drumbeat.yaml").unlink()
+    with pytest.raises(ConfigError, match="There is no job file in"):
+        doctor("tfjob")
+
+
+@pytest.mark.parametrize(
     ("addresses", "env", "state", "said"),
     [
         (("a:1", "a:1"), {}, "error", "have the same address"),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from drumbeat.errors import ConfigError
+
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -58,6 +60,16 @@ def test_a_mistake_is_explained_without_a_traceback(tmp_path, arguments, message
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_each_line_of_several_problems_says_whose_it_is(tmp_path):
+    (tmp_path / "drumbeat.yaml").write_text("name: A\nscript: a.py\nworkers: 0\n")
+    result = drumbeat("render", "slurm", folder=tmp_path)
+    said = result.stderr.splitlines()
+    assert len(said) == 2
+    assert all(line.startswith("drumbeat: drumbeat.yaml:") for line in said)
+    assert ConfigError("a\n  b\nc").printed() == "drumbeat: a\n  b\ndrumbeat: c"
+    assert ConfigError("").printed() == "drumbeat: "
 
 
 def test_a_malformed_tf_config_is_explained(tmp_path):

@@ -308,6 +308,13 @@ def test_what_else_is_refused(refused, tmp_path):
     (tmp_path / "other.yaml").write_text("a: b\n")
     assert "no manifest of a platform" in refused(str(tmp_path / "other.yaml"))
     assert "does not exist" in refused("no-such-file.yaml")
+    (tmp_path / "t.py").write_text("x: int = {}: 3")
+    assert "`drumbeat check" in refused(str(tmp_path / "t.py"))
+    for name in ("j.yaml", "drumbeat.yaml"):
+        (tmp_path / name).write_text("script: t.py\n")
+        said = refused(str(tmp_path / name))
+        assert "is a job file, which many platforms can run" in said
+        assert said.endswith(f"{name}.")
 
 
 MACHINE = {"PATH": "/usr/bin:/bin", "HOME": "/home/me"}

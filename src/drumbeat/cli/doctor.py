@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from drumbeat.cli.jobs import manifest_for, recognised
 from drumbeat.errors import ConfigError, RendezvousError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from drumbeat.launch.place import Place
     from drumbeat.launch.settings import RunArguments
     from drumbeat.platforms.jobfile import Job
-    from drumbeat.platforms.platform import Manifest
+    from drumbeat.platforms.platform import Manifest, Platform
 
 Text = Optional[str]  # noqa: UP045  (typer evaluates it, on Python 3.10 too)
 Number = Optional[int]  # noqa: UP045
@@ -33,9 +34,9 @@ def doctor(
     file: Annotated[
         Text,
         typer.Argument(
-            metavar="FILE",
-            help="A job file, or a platform's own file (default: drumbeat.yaml, where there is "
-            "one).",
+            metavar="FILE|PLATFORM",
+            help="A job file, a platform's own file, or a platform's name: then what is rendered "
+            "of the job file for it (default: drumbeat.yaml, where there is one).",
         ),
     ] = None,
     together: Annotated[
@@ -110,10 +111,12 @@ def _alone(file: str | None, given: dict[str, str], workers: int) -> list[Result
     from drumbeat.platforms import registry
     from drumbeat.platforms.doctor import manifest as manifests
 
+    if file in registry.PLATFORMS and not Path(file).is_file():
+        return _of_platform(registry.get(file))
     found: list[Result] = []
     job, manifest, folder = _read(file)
     if manifest is not None:
-        return manifests.check(manifest, registry.recognise(manifest))
+        return manifests.check(*manifest)
     if file is None:
         env = environ_here(os.environ)
         found += _here(env, _places(env, None, given), folder, workers)
@@ -122,9 +125,8 @@ def _alone(file: str | None, given: dict[str, str], workers: int) -> list[Result
     return found
 
 
-def _read(file: str | None) -> tuple[Job | None, Manifest | None, Path]:
+def _read(file: str | None) -> tuple[Job | None, tuple[Manifest, Platform] | None, Path]:
     """The job or the manifest that is meant, and its folder."""
-    from drumbeat.platforms import registry
     from drumbeat.platforms.jobfile import read
 
     if file is None:
@@ -135,19 +137,10 @@ def _read(file: str | None) -> tuple[Job | None, Manifest | None, Path]:
             return None, None, here
         return read.read(path), None, here
     path = Path(file)
-    folder = path.parent
-    if path.suffix == ".toml" or path.name in read.NAMES:
-        return read.read(path), None, folder
-    manifest = registry.read_manifest(path)
-    try:
-        registry.recognise(manifest)
-    except ConfigError as error:
-        # A job file may be called as one likes.
-        keys = manifest.documents[0].value if len(manifest.documents) == 1 else None
-        if isinstance(keys, dict) and "name" in keys and {"script", "module"} & set(keys):
-            return read.read(path), None, folder
-        raise error
-    return None, manifest, folder
+    found = recognised(path)
+    if found is None:
+        return read.read(path), None, path.parent
+    return None, found, path.parent
 
 
 def _places(env: Mapping[str, str], job: Job | None, given: dict[str, str]) -> dict[str, str]:
@@ -255,6 +248,25 @@ def _of_job(job: Job, folder: Path) -> list[Result]:
     if job.data is not None and "://" not in job.data:
         files = facts.look_at(job.data, folder).files
     return [ok("job file", jobs.told(job)), *jobs.check(job, there, files)]
+
+
+def _of_platform(platform: Platform) -> list[Result]:
+    """The folder's job file, and what is rendered of it for a platform."""
+    from drumbeat.control.doctor.result import error
+    from drumbeat.platforms.doctor import manifest as manifests
+    from drumbeat.platforms.jobfile import read
+
+    if platform.render is None:
+        raise ConfigError(
+            f"{platform.name} has files of its own alone; expected one, such as config.yaml."
+        )
+    path = read.find(None, Path.cwd())
+    found = _of_job(read.read(path), path.parent)
+    try:
+        manifest = manifest_for(platform, None, [])
+    except ConfigError as problem:
+        return [*found, error("platform", str(problem))]
+    return [*found, *manifests.check(manifest, platform)]
 
 
 def _together(

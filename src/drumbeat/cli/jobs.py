@@ -12,7 +12,7 @@ from drumbeat.errors import ConfigError
 
 if TYPE_CHECKING:
     from drumbeat.platforms.jobfile import Job
-    from drumbeat.platforms.platform import Client, Platform, Rendered
+    from drumbeat.platforms.platform import Client, Manifest, Platform, Rendered
 
 # What `drumbeat run` does not need is imported in the functions: it starts sooner.
 
@@ -211,6 +211,38 @@ def rendered_for(platform: Platform, file: str | None, changes: list[str]) -> Re
         return platform.convert(registry.read_manifest(Path(file)))
     assert platform.render is not None, "a platform renders or converts"  # noqa: S101
     return platform.render(_job(file, changes))
+
+
+def manifest_for(platform: Platform, file: str | None, changes: list[str]) -> Manifest:
+    """What the platform would be given first for the job of a job file.
+
+    Raises:
+        ConfigError: As `rendered_for`.
+    """
+    from drumbeat.platforms import registry
+
+    rendered = rendered_for(platform, file, changes)
+    return registry.parse_manifest(rendered.main, Path(next(iter(rendered.files))))
+
+
+def recognised(path: Path) -> tuple[Manifest, Platform] | None:
+    """A platform's own file and whose it is; None for a job file, which may be called as one likes.
+
+    Raises:
+        ConfigError: It is neither, or can't be read.
+    """
+    from drumbeat.platforms import registry
+    from drumbeat.platforms.jobfile import read
+
+    if path.suffix == ".toml" or path.name in read.NAMES:
+        return None
+    manifest = registry.read_manifest(path)
+    try:
+        return manifest, registry.recognise(manifest)
+    except ConfigError:
+        if not manifest.text.startswith("#!") and read.looks_like_job(manifest.documents):
+            return None
+        raise
 
 
 def _show(rendered: Rendered) -> None:

@@ -20,7 +20,7 @@ def main() -> None:
         _check_first(sys.argv[1:])
         app(prog_name="drumbeat")
     except DrumbeatError as error:
-        print(f"drumbeat: {error}", file=sys.stderr)
+        print(error.printed(), file=sys.stderr)
         sys.exit(error.exit_code)
 
 

@@ -40,7 +40,7 @@ def _port_one(path: str, *, write: bool) -> bool:
         if write and diff:
             script.replace(ported.text)
     except ConfigError as error:
-        print(f"drumbeat: {error}", file=sys.stderr)
+        print(error.printed(), file=sys.stderr)
         return False
     if not write:
         sys.stdout.write(diff)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
-from drumbeat.cli.jobs import Changes, File, Image, Workers, all_changes, rendered_for
+from drumbeat.cli.jobs import Changes, File, Image, Workers, all_changes, manifest_for, recognised
 from drumbeat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,13 +107,18 @@ def _manifest(
         if whose not in (None, name):
             raise ConfigError(f"--as is {whose}, but {name} is a platform itself; leave --as out.")
         chosen = registry.get(name)
-        rendered = rendered_for(chosen, file, changes)
-        main = next(iter(rendered.files))
-        return registry.parse_manifest(rendered.main, Path(main)), chosen
+        return manifest_for(chosen, file, changes), chosen
     if file is not None or changes:
         raise ConfigError(
             f"{name} is rehearsed as it is; -f, -n, --image and --set change what is rendered of "
             "a job file: drumbeat rehearse PLATFORM."
         )
-    manifest = registry.read_manifest(Path(name))
-    return manifest, registry.get(whose) if whose else registry.recognise(manifest)
+    if whose:
+        return registry.read_manifest(Path(name)), registry.get(whose)
+    found = recognised(Path(name))
+    if found is None:
+        raise ConfigError(
+            f"{name} is a job file, which many platforms can run; say which: drumbeat rehearse "
+            f"PLATFORM -f {name}."
+        )
+    return found

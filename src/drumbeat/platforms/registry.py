@@ -33,6 +33,9 @@ PLATFORMS: dict[str, Callable[[], Platform]] = {
 }
 
 
+_SCRIPTS = (".py", ".ipynb")
+
+
 def get(name: str) -> Platform:
     """The platform of that name.
 
@@ -48,8 +51,13 @@ def read_manifest(path: Path) -> Manifest:
     """A platform's file, whatever it is in.
 
     Raises:
-        ConfigError: It can't be read.
+        ConfigError: It can't be read, or is a script.
     """
+    if path.suffix in _SCRIPTS and path.is_file():
+        raise ConfigError(
+            f"{path} is a script; expected a job file (drumbeat init {path.name} writes a first "
+            f"one) or a platform's own file. `drumbeat check {path}` is for scripts."
+        )
     return parse_manifest(read_text(path), path)
 
 
@@ -76,5 +84,5 @@ def recognise(manifest: Manifest) -> Platform:
             return platform
     raise ConfigError(
         f"{manifest.path.name} is no manifest of a platform that drumbeat knows; expected one for "
-        f"{listed(PLATFORMS, len(PLATFORMS))}."
+        f"{listed(PLATFORMS, len(PLATFORMS))}, or a job file, which has name: and script:."
     )

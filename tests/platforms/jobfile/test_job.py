@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from drumbeat.errors import ConfigError
-from drumbeat.platforms.jobfile import read
+from drumbeat.platforms.jobfile import hints, read
 from drumbeat.platforms.jobfile.model import Job
 
 BASE = "name: digits\nscript: train.py\n"
@@ -90,7 +90,7 @@ def test_what_a_key_takes(job, text, key, value):
 BAD = [
     ("image: ''", ":3: image is ''; expected text; leave the key out where there is none."),
     ("image: 3", ":3: image is 3; expected text."),
-    ("args: --lr 1", ":3: args is '--lr 1'; expected a list, such as [a, b]."),
+    ("args: --lr 1", ":3: args is '--lr 1'; expected a list, such as [--epochs, \"3\"]."),
     ("args:\n- a\n- true",
      ':5: args.1 is True; expected text; write "true" in quotes if it is meant.'),
     ("args: [null]", ':3: args.0 is empty; expected text; write "null" in quotes if it is meant.'),
@@ -112,7 +112,8 @@ BAD = [
     ("devices: {type: tpu}", ":3: devices.type is 'tpu'; expected 'cpu' or 'gpu'."),
     ("devices: {count: 3}", ": workers is 2, and each node has 3 devices with a worker each; "
      "expected a number of workers that 3 divides."),
-    ("devices: gpu", ":3: devices is 'gpu'; expected keys and values, such as {a: b}."),
+    ("devices: gpu", ":3: devices is 'gpu'; expected keys and values, such as {type: gpu, "
+     "count: 4}."),
     ("resources:\n  cpu: 0", ":4: resources.cpu is 0; expected more than 0.0."),
     ("resources: {cpu: .nan}", ":3: resources.cpu is nan; expected at most 4096.0."),
     ("resources: {memory: 8 gigs}", ":3: resources.memory is '8 gigs'; expected an amount of "
@@ -121,8 +122,8 @@ BAD = [
      "is bytes, so write 8Gi for GiB."),
     ("resources: {memory: 999999999999P}", ":3: resources.memory is '999999999999P'; expected at "
      "most 1152921504606846976."),
-    ("resources:\n  # cpu: 4", ":3: resources is empty; expected keys and values, such as {a: b}. "
-     "Leave the key out where there is none."),
+    ("resources:\n  # cpu: 4", ":3: resources is empty; expected keys and values, such as {cpu: 4, "
+     "memory: 8Gi}. Leave the key out where there is none."),
     ("environment: {TF_CONFIG: x}", ":3: environment: TF_CONFIG is set by drumbeat or the "
      "platform; leave it out."),
     ("environment: {DRUMBEAT_TOKEN: x}", ":3: environment: DRUMBEAT_TOKEN is set by drumbeat or "
@@ -130,7 +131,7 @@ BAD = [
     ("environment:\n  A-B: x", ":4: environment.A-B is 'A-B'; expected the name of a variable: "
      "letters, digits and _."),
     ("environment: [A=1]", ":3: environment is ['A=1']; expected keys and values, such as "
-     "{a: b}."),
+     '{TF_CPP_MIN_LOG_LEVEL: "1"}.'),
     ("mounts: [{name: data, path: data}]", ":3: mounts.0.path is 'data'; expected an absolute "
      "path in the container, such as /data."),
     ("mounts: [{path: /data}]", ":3: mounts.0.name is missing."),
@@ -154,7 +155,23 @@ BAD = [
     ("run: {shares: '2,0'}", ":3: run.shares are '2,0'; expected a whole number from 1 to 1000000 "
      "for each worker, such as 2,1 where the first takes twice as many rows as the second, or "
      "auto."),
-    ("run: {workers: 3}", ":3: in run: 'workers' is unknown; did you mean keras?"),
+    ("run: {workers: 3}", ":3: in run: 'workers' is unknown; expected it at the top of the file, "
+     "not in run."),
+    ("gpus: 4", ":3: 'gpus' is unknown; did you mean devices: {type: gpu, count: 4}?"),
+    ("resources: {gpu: 1}", ":3: in resources: 'gpu' is unknown; did you mean devices: {type: gpu, "
+     "count: 4}, at the top of the file?"),
+    ("env: {A: b}", ":3: 'env' is unknown; did you mean environment?"),
+    ("Env-Vars: {A: b}", ":3: 'Env-Vars' is unknown; did you mean environment?"),
+    ("entrypoint: a.py", ":3: 'entrypoint' is unknown; did you mean script?"),
+    ("replicas: 4", ":3: 'replicas' is unknown; did you mean workers?"),
+    ("region: x", ":3: 'region' is unknown; expected it in vertex, sagemaker, as in vertex: "
+     "{region: …}."),
+    ("secrets: [aws-key]", ":3: secrets.0 is 'aws-key'; expected keys and values, such as {name: "
+     "aws-key, env: AWS_SECRET_ACCESS_KEY}."),
+    ("secrets: aws-key", ":3: secrets is 'aws-key'; expected a list, such as [{name: aws-key, env: "
+     "AWS_SECRET_ACCESS_KEY}]."),
+    ("kubernetes: {tolerations: x}", ":3: kubernetes.tolerations is 'x'; expected a list, such as "
+     "[a, b]."),
     ("kubernetes:\n  namespce: a", ":4: in kubernetes: 'namespce' is unknown; did you mean "
      "namespace?"),
     ("kubernetes: {namespace: Team}", ":3: kubernetes.namespace is 'Team'; expected small "
@@ -194,7 +211,8 @@ def test_what_a_key_refuses(job, text, message):
         ("name: a\nscript: -x.py", ":2: script is '-x.py'; expected a name that does not begin"),
         ("name: -a\nscript: x.py", "digits and -, from a letter on"),
         (f"name: {'a' * 41}\nscript: x.py", "at most 40 of them"),
-        ("", "has 0 documents; expected one, a job."),
+        ("", "drumbeat.yaml is empty; expected a job: name: and script:, at least. "),
+        ("# name: a\n", "drumbeat.yaml is empty"),
         ("- a\n- b", "holds ['a', 'b']; expected keys such as name, script, module."),
         ("just text", "holds 'just text'; expected keys"),
     ],
@@ -226,6 +244,28 @@ def test_every_key_of_every_section_is_explained_by_a_nearest_one(job):
             with pytest.raises(ConfigError) as refused:
                 job(f"{name}: {{{key}x: 1}}")
             assert f"did you mean {key}?" in str(refused.value)
+
+
+def test_each_key_that_holds_others_has_an_example_that_is_right(job):
+    for key, text in hints.EXAMPLES.items():
+        job(f"workers: 4\n{key}: {text}")
+    for key in {*Job.model_fields} - {"name", "script"}:
+        said = ""
+        try:
+            job(f"{key}: '!'")
+        except ConfigError as problem:
+            said = str(problem)
+        assert "{a: b}" not in said
+        assert "[a, b]" not in said
+
+
+def test_what_other_tools_call_it_is_no_key_but_leads_to_one(job):
+    for key, words in hints.MEANT.items():
+        name, _, value = key.partition(": ")
+        assert name in Job.model_fields
+        if value:
+            job(f"workers: 4\n{key}")
+        assert not {*words} & {*Job.model_fields}
 
 
 def test_aliases_and_merges_are_plain_values(job):

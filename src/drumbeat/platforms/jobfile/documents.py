@@ -73,10 +73,10 @@ def read_text(path: Path) -> str:
         ConfigError: It is not there, not text, or too large.
     """
     try:
-        if path.is_dir():
-            raise ConfigError(f"{path} is a folder; expected a file.")
         with path.open("rb") as file:
             data = file.read(MAX_SIZE_BYTES + 1)
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; expected a file.") from None
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist (looked in {Path.cwd()}).") from None
     except OSError as error:

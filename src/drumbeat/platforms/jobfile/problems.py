@@ -11,7 +11,9 @@ from pydantic import BaseModel, ValidationError
 
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
+from drumbeat.platforms.jobfile import hints
 from drumbeat.platforms.jobfile.documents import Document
+from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.secret_names import SECRET_WRITTEN
 
 _MAX_SHOWN = 8
@@ -22,14 +24,15 @@ _EXPECTED = {
     "finite_number": "a number",
     "bool_type": "true or false",
     "string_type": "text",
-    "list_type": "a list, such as [a, b]",
-    "dict_type": "keys and values, such as {a: b}",
-    "model_type": "keys and values, such as {a: b}",
+    "list_type": "a list",
+    "dict_type": "keys and values",
+    "model_type": "keys and values",
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
     "less_than_equal": "at most {le}",
 }
 """What was expected, by pydantic's kind of error."""
+_EXAMPLES = {"list_type": "[a, b]", "dict_type": "{a: b}", "model_type": "{a: b}"}
 
 
 def check(model: type[BaseModel], document: Document, name: str) -> Any:
@@ -78,9 +81,10 @@ def _text(model: type[BaseModel], problem: Any, document: Document, name: str) -
     where = f"{name}:{line}: " if line else f"{name}: "
     if problem["type"] == "extra_forbidden":
         inner = ".".join(map(str, path[:-1]))
-        return unknown(
-            str(path[-1]), _fields(model, path[:-1]), where + (f"in {inner}: " if inner else "")
-        )
+        where += f"in {inner}: " if inner else ""
+        if model is Job and (hint := hints.meant(path)) is not None:
+            return f"{where}{shown(path[-1])} is unknown; {hint}"
+        return unknown(str(path[-1]), _fields(model, path[:-1]), where)
     dotted = ".".join(map(str, path)).removesuffix(".[key]")
     if problem["type"] == SECRET_WRITTEN:
         return f"{where}{dotted}: {problem['msg']}."
@@ -88,7 +92,7 @@ def _text(model: type[BaseModel], problem: Any, document: Document, name: str) -
         return f"{where}{dotted} is missing."
     if problem["input"] is None:
         hint = "" if isinstance(path[-1], int) else " Leave the key out where there is none."
-        return f"{where}{dotted} is empty; expected {_expected(problem)}.{hint}"
+        return f"{where}{dotted} is empty; expected {_expected(model, problem)}.{hint}"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         said = message if message.endswith((".", "?")) else f"{message}."
@@ -97,12 +101,16 @@ def _text(model: type[BaseModel], problem: Any, document: Document, name: str) -
         if said.startswith((f"{path[-1]} is ", f"{path[-1]} are ")):
             return f"{where}{dotted.removesuffix(str(path[-1]))}{said}"
         return f"{where}{dotted} is {shown(problem['input'])}; {said}"
-    return f"{where}{dotted} is {shown(problem['input'])}; expected {_expected(problem)}."
+    return f"{where}{dotted} is {shown(problem['input'])}; expected {_expected(model, problem)}."
 
 
-def _expected(problem: Any) -> str:
-    if (text := _EXPECTED.get(problem["type"])) is not None:
-        return text.format_map(problem.get("ctx", {})) if "such as" not in text else text
+def _expected(model: type[BaseModel], problem: Any) -> str:
+    kind = problem["type"]
+    if (generic := _EXAMPLES.get(kind)) is not None:
+        own = hints.example(problem["loc"]) if model is Job else None
+        return f"{_EXPECTED[kind]}, such as {own or generic}"
+    if (text := _EXPECTED.get(kind)) is not None:
+        return text.format_map(problem.get("ctx", {}))
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     return message.removeprefix("expected ")
 

@@ -62,7 +62,12 @@ def read(path: Path, changes: Sequence[str] = ()) -> Job:
         document, name = Document(value=section), f"{name}, [tool.drumbeat]"
     else:
         documents = parse_yaml(text, name)
-        if len(documents) != 1:
+        if not documents:
+            raise ConfigError(
+                f"{name} is empty; expected a job: name: and script:, at least. `drumbeat init "
+                "train.py` writes a first one."
+            )
+        if len(documents) > 1:
             raise ConfigError(f"{name} has {len(documents)} documents; expected one, a job.")
         document = documents[0]
     if changes and isinstance(document.value, dict):
@@ -70,6 +75,14 @@ def read(path: Path, changes: Sequence[str] = ()) -> Job:
         value, own = _changed(document.value, changes), "the command line"
         return problems.check(Job, Document(value=value), f"{name} with {own}")
     return problems.check(Job, document, name)
+
+
+def looks_like_job(documents: Sequence[Document]) -> bool:
+    """Whether a file that no platform knows is meant as a job file, though it may be wrong."""
+    if len(documents) != 1 or not isinstance(documents[0].value, dict):
+        return not documents
+    keys = set(documents[0].value)
+    return bool({"script", "module"} & keys) or 2 * len(keys & set(Job.model_fields)) > len(keys)
 
 
 def _section(document: Document) -> Any:

@@ -284,5 +284,5 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except DrumbeatError as error:
-        print(f"drumbeat: {error}", file=sys.stderr)
+        print(error.printed(), file=sys.stderr)
         sys.exit(error.exit_code)
