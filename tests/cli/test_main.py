@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +72,21 @@ def test_each_line_of_several_problems_says_whose_it_is(tmp_path):
     assert all(line.startswith("drumbeat: drumbeat.yaml:") for line in said)
     assert ConfigError("a\n  b\nc").printed() == "drumbeat: a\n  b\ndrumbeat: c"
     assert ConfigError("").printed() == "drumbeat: "
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["doctor"], ["rehearse"], ["whoami"]])
+def test_help_has_a_short_option_and_fills_its_lines(command, tmp_path):
+    short, long = (
+        drumbeat(*command, option, folder=tmp_path, COLUMNS="80") for option in ("-h", "--help")
+    )
+    assert short.returncode == 0
+    assert short.stdout == long.stdout
+    text = short.stdout.partition("\u256d")[0]
+    paragraphs = [each.splitlines() for each in re.split(r"\n\s*\n", text.strip())]
+    for lines in paragraphs:
+        for line, following in itertools.pairwise(lines):
+            # The next line's first word had no room.
+            assert len(f"{line.rstrip()} {following.split()[0]}") > 79, line
 
 
 def test_a_malformed_tf_config_is_explained(tmp_path):

@@ -305,13 +305,11 @@ def test_without_backups_that_is_said(arguments):
 
 
 def test_a_rehearsal_keeps_to_its_folder(arguments, tmp_path):
-    order = Rehearsing(steps=5, report=tmp_path / "reports" / "worker-0.json").to_env()
-    for given in (tmp_path.parent, "gs://team/backups"):
-        settings = plan(arguments, env=order, backup_dir=str(given))
-        assert settings.backup_dir is None
-        assert any("no effect in a rehearsal" in note for note in settings.notes)
-    own = str(tmp_path / "outputs" / "backups")
-    assert plan(arguments, env=order, backup_dir=own).backup_dir == own
+    order = Rehearsing(steps=5, report=tmp_path / "worker-0.json").to_env()
+    settings = plan(arguments, env=order, backup_dir="gs://team/backups", run_dir="/srv/runs")
+    assert settings.backup_dir == str(tmp_path / "outputs" / "backups")
+    assert settings.run_dir == tmp_path / "worker-0"
+    assert plan(arguments, env=order).backup_dir is None
 
 
 @pytest.mark.parametrize("option", ["backup_every_s", "grace_s"])

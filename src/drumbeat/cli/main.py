@@ -51,7 +51,7 @@ def _check_first(words: list[str]) -> None:
 
     first = words[0] if words else ""
     # typer's own message would know neither of the commands that have the option.
-    is_option = first.startswith("-") and first not in ("--help", "--version")
+    is_option = first.startswith("-") and first not in ("-h", "--help", "--version")
     if is_option or first.endswith(".py"):
         script = first if first.endswith(".py") else "train.py"
         raise ConfigError(

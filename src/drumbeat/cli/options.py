@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from typing import Annotated, Optional
@@ -32,6 +33,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 _MACHINES = "On several machines"
@@ -453,3 +455,7 @@ app.command()(render)
 app.command(no_args_is_help=True)(rehearse)
 for command in (submit, status, logs, stop):
     app.command(no_args_is_help=True)(command)
+for registered in app.registered_commands:
+    # In lines of the terminal, not of the source.
+    text = inspect.getdoc(registered.callback) or ""
+    registered.help = "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))

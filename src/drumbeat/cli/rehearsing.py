@@ -77,15 +77,12 @@ def rehearse(platform: Platform, manifest: Manifest, options: Options) -> int:
         processes, folder = _prepared(rehearsal, options, notes)
         problems = platform.problems(manifest) if platform.problems is not None else []
         _announce(platform.title, processes, [*problems, *notes], options)
-        reports = {each.name: folder / "reports" / f"{each.name}.json" for each in processes}
+        orders = {each.name: _order(each, folder, options.steps) for each in processes}
         parts = [
             Part(
                 name=each.name,
                 argv=each.command,
-                env={
-                    **each.env,
-                    **Rehearsing(steps=options.steps, report=reports[each.name]).to_env(),
-                },
+                env={**each.env, **orders[each.name].to_env()},
                 is_main=each.is_main,
             )
             for each in processes
@@ -95,7 +92,7 @@ def rehearse(platform: Platform, manifest: Manifest, options: Options) -> int:
         )
     finally:
         ports.close()
-    found = {name: Report.read(path) for name, path in reports.items()}
+    found = {name: Report.read(order.report) for name, order in orders.items()}
     return _tell(result, processes, found, rehearsal, folder, options)
 
 
@@ -134,13 +131,17 @@ def _prepared(
     folder = options.make_folder()
     processes = preparing.all_of(
         processes,
-        lambda each: preparing.with_outputs(each, folder / "outputs", folder / each.name),
+        lambda each: preparing.with_outputs(each, _order(each, folder, options.steps).outputs),
         notes,
     )
-    for name in ("outputs", "reports"):
-        (folder / name).mkdir(exist_ok=True)
     token = secrets.token_hex(32)
     return [preparing.with_variables(each, token, extra) for each in processes], folder
+
+
+def _order(process: Process, folder: Path, steps: int) -> Rehearsing:
+    order = Rehearsing(steps=steps, report=folder / f"{process.name}.json")
+    order.outputs.mkdir(exist_ok=True)
+    return order
 
 
 def _variables(given: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -160,7 +161,8 @@ def _announce(
     title: str, processes: Sequence[Process], remarks: Sequence[str], options: Options
 ) -> None:
     names = listed([each.name for each in processes], options.max_processes)
-    _say(f"Rehearsing {title}: {len(processes)} processes on this machine ({names}).")
+    count = "1 process" if len(processes) == 1 else f"{len(processes)} processes"
+    _say(f"Rehearsing {title}: {count} on this machine ({names}).")
     for remark in remarks:
         _say(remark)
     plain = [each for each in processes if not preparing.runs_drumbeat(each)]

@@ -23,16 +23,26 @@ class Rehearsing:
 
     Attributes:
         steps: How many optimizer steps each worker makes at least; 1 or more.
-        report: The file for the agent's report, two levels deep in the rehearsal's folder.
+        report: The file for the agent's report, `<process>.json` in the rehearsal's folder.
     """
 
     steps: int
     report: Path
 
     @property
-    def folder(self) -> Path:
-        """The rehearsal's folder, in which all that it writes lies."""
-        return self.report.parent.parent
+    def outputs(self) -> Path:
+        """In place of DRUMBEAT_OUTPUT, the same for all processes."""
+        return self.report.parent / "outputs"
+
+    @property
+    def backup_dir(self) -> Path:
+        """In place of --backup-dir, the same for all."""
+        return self.outputs / "backups"
+
+    @property
+    def run_dir(self) -> Path:
+        """In place of --run-dir."""
+        return self.report.with_suffix("")
 
     def to_env(self) -> dict[str, str]:
         """The environment variable that carries this to the agent and its workers."""

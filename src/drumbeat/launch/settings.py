@@ -8,7 +8,7 @@ the log which of them decided, where that is not obvious.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -277,6 +277,8 @@ def plan_run(
     place = find_place(arguments, env)
     asked_workers, min_nodes = plan_sizes(arguments, place)
     rehearsing = Rehearsing.from_env(env)
+    if rehearsing is not None:
+        arguments = _rehearsed(arguments, rehearsing)
     shares = parse_shares(arguments.shares or "")
     compress = Compress.parse(arguments.compress)
     compress.check(exact=arguments.exact)
@@ -333,7 +335,7 @@ def plan_run(
         rejoin_timeout_s=arguments.rejoin_timeout_s,
         hang_timeout_s=arguments.hang_timeout_s,
         snapshot_every=arguments.snapshot_every,
-        backup_dir=_backup_dir(arguments, place, layout, rehearsing, notes),
+        backup_dir=_backup_dir(arguments, place, layout, notes),
         backup_every_s=arguments.backup_every_s or DEFAULT_BACKUP_EVERY_S,
         grace_s=arguments.grace_s,
         faults=_faults(arguments, place, layout),
@@ -343,6 +345,12 @@ def plan_run(
         notes=tuple(notes),
         rehearsing=rehearsing,
     )
+
+
+def _rehearsed(arguments: RunArguments, order: Rehearsing) -> RunArguments:
+    """With the folders of a rehearsal: the job's own stay as they are."""
+    backup_dir = None if arguments.backup_dir is None else str(order.backup_dir)
+    return replace(arguments, backup_dir=backup_dir, run_dir=str(order.run_dir))
 
 
 def _averaging(
@@ -384,20 +392,12 @@ def _faults(arguments: RunArguments, place: Place, layout: Layout) -> tuple[Faul
 
 
 def _backup_dir(
-    arguments: RunArguments,
-    place: Place,
-    layout: Layout,
-    rehearsing: Rehearsing | None,
-    notes: list[str],
+    arguments: RunArguments, place: Place, layout: Layout, notes: list[str]
 ) -> str | None:
     """Its full name, which holds wherever a script changes its folder to."""
     if arguments.backup_dir is None:
         return None
     name = open_folder(arguments.backup_dir).name
-    # `drumbeat rehearse` gives another folder, but doesn't see the option in a shell's text.
-    if rehearsing is not None and not Path(name).is_relative_to(rehearsing.folder):
-        notes.append("--backup-dir has no effect in a rehearsal: the backups are the job's own.")
-        return None
     if place.lone_task or not layout.is_ours:
         notes.append(f"--backup-dir has no effect: {_NOT_OURS}")
         return None

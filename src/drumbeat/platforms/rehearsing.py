@@ -49,7 +49,6 @@ _OF_IMAGE = ("PATH", "HOME", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _SCRIPT = re.compile(r".*\.(py|sh|bash)", re.DOTALL)
 _DRUMBEAT = "from drumbeat.cli.main import main; main()"
-_FOLDERS = ("--backup-dir", "--run-dir")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,34 +99,25 @@ def at_home(process: Process, machine: Machine) -> tuple[Process, list[str]]:
     return dataclasses.replace(process, command=tuple(words), env=env), notes
 
 
-def with_outputs(process: Process, outputs: Path, logs: Path) -> tuple[Process, list[str]]:
+def with_outputs(process: Process, outputs: Path) -> tuple[Process, list[str]]:
     """`process` with what it writes for the job in `outputs`: a rehearsal leaves the job's alone.
 
     Args:
         process: As `at_home` returned it.
-        outputs: Takes the place of DRUMBEAT_OUTPUT and of --backup-dir.
-        logs: Takes the place of --run-dir.
+        outputs: Takes the place of DRUMBEAT_OUTPUT.
     """
-    notes: list[str] = []
-    words, env = list(process.command), dict(process.env)
-    output = env.get(OUTPUT, "").rstrip("/")
-    if output:
-        pattern = re.compile(rf"(?<![\w/.-]){re.escape(output)}(?=/|$)")
-        words = [pattern.sub(lambda _: str(outputs), word) for word in words]
-        env = {name: pattern.sub(lambda _: str(outputs), value) for name, value in env.items()}
-        env[OUTPUT] = str(outputs)
-        notes.append(f"What goes to {output} there goes to {outputs} here.")
-    for option, place in zip(_FOLDERS, (outputs / "backups", logs), strict=True):
-        for index, word in enumerate(words):
-            name, equals, given = word.partition("=")
-            if name != option or (not equals and index + 1 == len(words)):
-                continue
-            at = index if equals else index + 1
-            given = given if equals else words[at]
-            if not given.startswith(str(outputs)):
-                words[at] = f"{option}={place}" if equals else str(place)
-                notes.append(f"{option} is {place} here, not {given}.")
-    return dataclasses.replace(process, command=tuple(words), env=env), notes
+    output = process.env.get(OUTPUT, "").rstrip("/")
+    if not output:
+        return process, []
+    pattern = re.compile(rf"(?<![\w/.-]){re.escape(output)}(?=/|$)")
+
+    def here(text: str) -> str:
+        return pattern.sub(lambda _: str(outputs), text)
+
+    env = {name: here(value) for name, value in process.env.items()} | {OUTPUT: str(outputs)}
+    command = tuple(here(word) for word in process.command)
+    changed = dataclasses.replace(process, command=command, env=env)
+    return changed, [f"What goes to {output} there goes to {outputs} here."]
 
 
 def runs_drumbeat(process: Process) -> bool:
