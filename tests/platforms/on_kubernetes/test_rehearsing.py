@@ -175,6 +175,7 @@ class TestTFJob:
         text = TFJOB.replace(
             "containers:\n",
             "nodeSelector: {pool: gpu}\n          serviceAccountName: trainer\n"
+            "          securityContext: {runAsUser: 1000}\n"
             "          initContainers: [{name: fetch, image: y}]\n          containers:\n",
         ).replace(
             "command: [drum",
@@ -189,6 +190,7 @@ class TestTFJob:
             "nvidia.com/gpu: 1",
             "pool: gpu",
             "service account trainer",
+            "the user 1000",
             "sidecar",
             "fetch",
             "/app",

@@ -106,6 +106,101 @@ def test_the_usual_grace_is_kubernetes_own(platform, rendered):
     assert "terminationGracePeriodSeconds" not in str(rendered(platform))
 
 
+VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim",
+           "projected", "secret"}  # fmt: skip
+
+
+def restricted(pod: dict) -> list[str]:
+    """The rules of the Pod Security Standard "restricted", and so "baseline", that a pod breaks.
+
+    Source: kubernetes.io/docs/concepts/security/pod-security-standards.
+    """
+    outer = pod.get("securityContext", {})
+    found = [f"{key}: {pod[key]}" for key in ("hostNetwork", "hostPID", "hostIPC") if pod.get(key)]
+    found += [f"{key}: {outer[key]}" for key in ("sysctls", "seLinuxOptions") if outer.get(key)]
+    found += [
+        f"volume {kind}"
+        for each in pod.get("volumes", [])
+        for kind in set(each) - {"name"} - VOLUMES
+    ]
+    if outer.get("runAsUser") == 0:
+        found.append("runAsUser of the pod")
+    for each in (*pod["containers"], *pod.get("initContainers", [])):
+        own = each.get("securityContext", {})
+        both = {**outer, **own}
+        capabilities = own.get("capabilities", {})
+        checks = {
+            "privileged": not own.get("privileged"),
+            "procMount": own.get("procMount", "Default") == "Default",
+            "hostPort": not any(port.get("hostPort") for port in each.get("ports", [])),
+            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
+            "runAsNonRoot": both.get("runAsNonRoot") is True,
+            "runAsUser": own.get("runAsUser") != 0,
+            "seccompProfile": both.get("seccompProfile", {}).get("type")
+            in ("RuntimeDefault", "Localhost"),
+            "capabilities.drop": "ALL" in capabilities.get("drop", []),
+            "capabilities.add": set(capabilities.get("add", [])) <= {"NET_BIND_SERVICE"},
+        }
+        found += [name for name, is_met in checks.items() if not is_met]
+    return found
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("more", [{}, {"ps": 1}, {"kubernetes": {"user": 65532}}])
+def test_pods_are_what_the_restricted_standard_takes(platform, rendered, checks, more):
+    mounts = [{"name": "claim", "path": "/data"}]
+    secrets = [{"name": "key", "path": "/keys"}]
+    for document in rendered(platform, mounts=mounts, secrets=secrets, **more):
+        for template in checks.templates(document):
+            assert restricted(template["spec"]) == []
+            user = more.get("kubernetes", {}).get("user", 1000)
+            context = template["spec"]["securityContext"]
+            assert [context[k] for k in ("runAsUser", "runAsGroup", "fsGroup")] == [user] * 3
+
+
+@pytest.mark.parametrize("platform", PLATFORMS)
+def test_an_image_may_keep_its_user_whatever_that_is(platform, rendered):
+    pod = _template(rendered(platform, kubernetes={"user": "image"})[0])["spec"]
+    assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
+    assert pod["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
+    assert set(restricted(pod)) == {"runAsNonRoot", "capabilities.drop"}
+
+
+@pytest.mark.parametrize(
+    ("where", "change", "rule"),
+    [
+        ("pod", {"hostNetwork": True}, "hostNetwork: True"),
+        ("pod", {"volumes": [{"name": "a", "hostPath": {}}]}, "volume hostPath"),
+        ("pod", {"securityContext": {}}, "runAsNonRoot"),
+        ("pod", {"securityContext": {"runAsNonRoot": True}}, "seccompProfile"),
+        ("container", {"securityContext": {}}, "allowPrivilegeEscalation"),
+        ("container", {"securityContext": {"capabilities": {}}}, "capabilities.drop"),
+        ("container", {"securityContext": {"capabilities": {"add": ["SYS_PTRACE"]}}},
+         "capabilities.add"),
+        ("container", {"securityContext": {"runAsUser": 0}}, "runAsUser"),
+        ("container", {"securityContext": {"privileged": True}}, "privileged"),
+        ("container", {"ports": [{"hostPort": 2222}]}, "hostPort"),
+    ],
+)  # fmt: skip
+def test_each_rule_of_the_standard_is_looked_at(where, change, rule, rendered):
+    pod = _template(rendered("jobset")[0])["spec"]
+    (pod if where == "pod" else pod["containers"][0]).update(change)
+    assert rule in restricted(pod)
+
+
+@pytest.mark.parametrize("user", [0, -1, "root", 2**31, True])
+def test_no_other_user_is_taken(user, rendered):
+    with pytest.raises(ValueError, match=r"kubernetes\.user"):
+        rendered("jobset", kubernetes={"user": user})
+
+
+def test_a_runtime_that_is_there_is_given_the_user_too(rendered):
+    (job,) = rendered("trainjob", trainjob={"runtime": "theirs"})
+    patch = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]
+    spec = patch["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert restricted(spec) == []
+
+
 def _template(document: dict) -> dict:
     spec = document["spec"]
     if document["kind"] == "TFJob":

@@ -103,6 +103,8 @@ def _service(job: Job, task: Task, tasks: Sequence[Task]) -> dict[str, Any]:
     service["restart"] = Chosen(
         f"on-failure:{_RESTARTS}", "a lost container joins the others again, which wait for it"
     )
+    # Not the capabilities: where an image runs as root, root writes to its user's folders by them.
+    service["security_opt"] = Chosen(["no-new-privileges:true"], "no program gains rights")
     grace_s = (job.run.grace or _GRACE_S) + _EXIT_S
     service["stop_grace_period"] = Chosen(f"{grace_s:.0f}s", "to save the state, and 5 s to end")
     service["shm_size"] = _shm(job)

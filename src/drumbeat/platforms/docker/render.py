@@ -16,6 +16,7 @@ from drumbeat import __version__
 from drumbeat.cluster.wording import listed
 from drumbeat.platforms import command, left_out
 from drumbeat.platforms.docker import rehearsal
+from drumbeat.platforms.jobfile import sections
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Platform, Rendered
 
@@ -23,7 +24,7 @@ from drumbeat.platforms.platform import Platform, Rendered
 _PATCH = {"3.10": "3.10.16", "3.11": "3.11.11", "3.12": "3.12.8", "3.13": "3.13.1"}
 _DEBIAN = "bookworm"
 _REQUIREMENTS = "requirements.txt"
-_USER, _UID = "drumbeat", 1000
+_USER, _UID = "drumbeat", sections.USER
 _WORK = "/work"
 _OWN = [
     ".git",

@@ -87,12 +87,37 @@ class Docker(Section):
     )
 
 
+USER = 1000
+"""Of the image that `drumbeat render docker` describes."""
+
+
+def _check_user(value: object) -> object:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+    if value != "image" and not is_number:
+        raise ValueError("expected a user's number, at least 1, or `image` for the image's own")
+    return value
+
+
+User = Annotated[
+    int | Literal["image"],
+    BeforeValidator(_check_user),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 2**31 - 1}, {"const": "image"}]}
+    ),
+]
+
+
 class Kubernetes(Section):
     """What TFJob, TrainJob and JobSet have in common."""
 
     namespace: Name | None = None
     context: str | None = Field(default=None, description="Of kubectl's configuration.")
     service_account: str | None = None
+    user: User = Field(
+        default=USER,
+        description="Number of the user that pods run as, and of the group that volumes are given "
+        "to; `image`: the image's own, which may be root, and on OpenShift the one it chooses.",
+    )
     image_pull_secrets: list[Name] = []
     node_selector: dict[str, Text] = {}
     tolerations: list[dict[str, Any]] = []

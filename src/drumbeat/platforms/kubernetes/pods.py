@@ -13,6 +13,7 @@ from drumbeat.errors import PREEMPTED_CODE, ConfigError
 from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.amounts import kubernetes_memory, plain_number
 from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.jobfile.sections import USER
 from drumbeat.platforms.platform import needs
 from drumbeat.platforms.yaml_text import Chosen
 
@@ -84,6 +85,7 @@ def template(
         "env": env(job, variables, agents),
         "ports": [{"name": port_name, "containerPort": command.PORT}],
         "resources": resources(job, gpus=gpus),
+        "securityContext": rights(job),
         "volumeMounts": mounts(job),
     }
     spec: dict[str, Any] = {} if restart is None else {"restartPolicy": restart}
@@ -103,6 +105,7 @@ def scheduling(job: Job) -> dict[str, Any]:
         spec["terminationGracePeriodSeconds"] = Chosen(
             math.ceil(job.run.grace) + 5, "run.grace, and 5 s to end"
         )
+    spec["securityContext"] = _user(job)
     for key, value in (
         ("serviceAccountName", cluster.service_account),
         ("priorityClassName", cluster.priority_class),
@@ -113,6 +116,36 @@ def scheduling(job: Job) -> dict[str, Any]:
         if value:
             spec[key] = value
     return spec
+
+
+def _user(job: Job) -> dict[str, Any]:
+    """A pod's securityContext: as who it runs, whose its volumes are.
+
+    With `rights` it is what Pod Security Standards call restricted, unless the user is the image's.
+    """
+    found: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    user = job.kubernetes.user
+    if user == "image":
+        return found
+    number: Any = user
+    if user == USER:
+        number = Chosen(user, "as in the image of `render docker`; kubernetes.user names another")
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": number,
+        "runAsGroup": user,
+        "fsGroup": Chosen(user, "may write to the volumes"),
+        "fsGroupChangePolicy": Chosen("OnRootMismatch", "once, not file by file at each start"),
+        **found,
+    }
+
+
+def rights(job: Job) -> dict[str, Any]:
+    """A container's securityContext; an image that runs as root may need what root can do."""
+    found: dict[str, Any] = {"allowPrivilegeEscalation": False}
+    if job.kubernetes.user != "image":
+        found["capabilities"] = {"drop": ["ALL"]}
+    return found
 
 
 def no_sidecar() -> dict[str, Any]:

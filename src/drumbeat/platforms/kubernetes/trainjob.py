@@ -71,6 +71,7 @@ def _runtime(job: Job) -> dict[str, Any]:
                 "name": manifests.NODE,
                 "image": pods.image(job),
                 "ports": [{"name": "drumbeat", "containerPort": command.PORT}],
+                "securityContext": pods.rights(job),
                 "volumeMounts": pods.mounts(job),
             }
         ],
@@ -104,7 +105,13 @@ def _patch(job: Job) -> dict[str, Any]:
     pod = {
         **{k: v for k, v in pods.scheduling(job).items() if k != "priorityClassName"},
         "volumes": pods.volumes(job),
-        "containers": [{"name": manifests.NODE, "volumeMounts": pods.mounts(job)}],
+        "containers": [
+            {
+                "name": manifests.NODE,
+                "securityContext": pods.rights(job),
+                "volumeMounts": pods.mounts(job),
+            }
+        ],
     }
     template = {"metadata": {"annotations": pods.no_sidecar()}, "spec": pod}
     node = {"name": manifests.NODE, "template": {"spec": {"template": template}}}

@@ -11,7 +11,7 @@ from drumbeat.cluster.wording import listed, shown
 from drumbeat.platforms import command
 from drumbeat.platforms.kubernetes.manifests.hosts import Hosts
 from drumbeat.platforms.kubernetes.manifests.pod import Pod, expand, variables
-from drumbeat.platforms.kubernetes.manifests.reading import mapping, sequence, text
+from drumbeat.platforms.kubernetes.manifests.reading import mapping, sequence, text, whole
 from drumbeat.platforms.platform import NoCommand, Places, Process, Rehearsal
 
 _SHM = "/dev/shm"  # noqa: S108
@@ -119,6 +119,8 @@ def _of_pod(pod: Pod) -> Iterator[str]:
         yield f"There the pods wait for nodes that fit: {listed(places)}."
     if account := text(pod.spec.get("serviceAccountName")):
         yield f"There the pods are the service account {account}; here you are yourself."
+    if user := whole(mapping(pod.spec.get("securityContext")).get("runAsUser"), 0):
+        yield f"There the pods run as the user {user}, who may write to fewer places than you."
     others = [
         text(each.get("name"))
         for key in ("initContainers", "containers")
