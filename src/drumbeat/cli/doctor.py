@@ -253,6 +253,7 @@ def _of_job(job: Job, folder: Path) -> list[Result]:
 def _of_platform(platform: Platform) -> list[Result]:
     """The folder's job file, and what is rendered of it for a platform."""
     from drumbeat.control.doctor.result import error
+    from drumbeat.platforms import needed
     from drumbeat.platforms.doctor import manifest as manifests
     from drumbeat.platforms.jobfile import read
 
@@ -261,9 +262,13 @@ def _of_platform(platform: Platform) -> list[Result]:
             f"{platform.name} has files of its own alone; expected one, such as config.yaml."
         )
     path = read.find(None, Path.cwd())
-    found = _of_job(read.read(path), path.parent)
+    job = read.read(path)
+    found = _of_job(job, path.parent)
     try:
-        manifest = manifest_for(platform, None, [])
+        _, manifest = needed.both(
+            lambda: platform.connect(job) if platform.connect is not None else None,
+            lambda: manifest_for(platform, None, []),
+        )
     except ConfigError as problem:
         return [*found, error("platform", str(problem))]
     return [*found, *manifests.check(manifest, platform)]

@@ -111,13 +111,11 @@ def submit(
     changes: Changes = None,
 ) -> None:
     """Start the job on a platform, through the platform's own client."""
-    from drumbeat.platforms import registry, submitted
+    from drumbeat.platforms import needed, registry, submitted
 
     chosen = registry.get(platform)
     job = _job(file, all_changes(changes, workers, image))
-    client = _client(chosen, job)
-    assert chosen.render is not None, "a platform with a client renders"  # noqa: S101
-    rendered = chosen.render(job)
+    client, rendered = needed.both(lambda: _client(chosen, job), lambda: _render(chosen, job))
     if dry_run:
         print("\n".join(client.plan(job, rendered)))
         return
@@ -187,6 +185,11 @@ def _client(platform: Platform, job: Job) -> Client:
     return platform.connect(job)
 
 
+def _render(platform: Platform, job: Job) -> Rendered:
+    assert platform.render is not None, "what has a client, or doesn't convert, renders"  # noqa: S101
+    return platform.render(job)
+
+
 def _submitted(platform: str, job_id: str | None, file: str | None) -> tuple[Client, str]:
     from drumbeat.platforms import registry, submitted
 
@@ -209,8 +212,7 @@ def rendered_for(platform: Platform, file: str | None, changes: list[str]) -> Re
                 "-f config.yaml and no other option."
             )
         return platform.convert(registry.read_manifest(Path(file)))
-    assert platform.render is not None, "a platform renders or converts"  # noqa: S101
-    return platform.render(_job(file, changes))
+    return _render(platform, _job(file, changes))
 
 
 def manifest_for(platform: Platform, file: str | None, changes: list[str]) -> Manifest:

@@ -176,17 +176,3 @@ class Platform:
     problems: Callable[[Manifest], list[str]] | None = None
     rehearse: Callable[[Manifest, Places], Rehearsal] | None = None
     connect: Callable[[Job], Client] | None = None
-
-
-def needs(value: str | None, key: str, example: str) -> str:
-    """`value`, where the platform can't do without it.
-
-    Raises:
-        ConfigError: The job file does not say.
-    """
-    if value is None:
-        raise ConfigError(
-            f"The job file has no {key}; expected one such as {example}. Write it there, or give "
-            f"--set {key}={example}."
-        )
-    return value

@@ -21,7 +21,8 @@ from drumbeat.platforms.compose import reading as compose_reading
 from drumbeat.platforms.compose.client import ComposeClient
 from drumbeat.platforms.jobfile.amounts import mebibytes
 from drumbeat.platforms.jobfile.model import Job, Mount, Secret
-from drumbeat.platforms.platform import Client, Platform, Rendered, needs
+from drumbeat.platforms.needed import needs
+from drumbeat.platforms.platform import Client, Platform, Rendered
 from drumbeat.platforms.yaml_text import Chosen, dump, plain
 
 FILE = "compose.yaml"

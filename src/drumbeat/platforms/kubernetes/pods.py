@@ -14,7 +14,7 @@ from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.amounts import kubernetes_memory, plain_number
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.jobfile.sections import USER
-from drumbeat.platforms.platform import needs
+from drumbeat.platforms.needed import needs
 from drumbeat.platforms.yaml_text import Chosen
 
 TOKEN_KEY = "token"  # noqa: S105  (the name of an entry)

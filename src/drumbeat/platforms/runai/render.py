@@ -18,7 +18,8 @@ from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.amounts import kubernetes_memory, plain_number
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.kubernetes.pods import TOKEN_KEY, token_secret
-from drumbeat.platforms.platform import Client, Platform, Rendered, needs
+from drumbeat.platforms.needed import needs
+from drumbeat.platforms.platform import Client, Platform, Rendered
 from drumbeat.platforms.runai import manifests as runai_manifests
 from drumbeat.platforms.runai.client import RunaiClient
 from drumbeat.platforms.yaml_text import Chosen, dump

@@ -13,6 +13,7 @@ from drumbeat.cluster.wording import shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import command, token_file
 from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.needed import needs, needs_all
 from drumbeat.platforms.platform import (
     Client,
     Manifest,
@@ -20,7 +21,6 @@ from drumbeat.platforms.platform import (
     Platform,
     Rehearsal,
     Rendered,
-    needs,
 )
 from drumbeat.platforms.sagemaker import rules as sagemaker_rules
 
@@ -28,11 +28,19 @@ FILE = "training-job.json"
 DAY_S = 86_400
 LONGEST_S = 28 * DAY_S
 ROLE = "arn:aws:iam::123456789012:role/SageMakerTraining"
+NEEDS = {
+    "image": "123456789012.dkr.ecr.eu-west-1.amazonaws.com/digits:1",
+    "output": "s3://bucket/runs/digits",
+    "machine_type": "ml.m5.xlarge",
+    "sagemaker.role": ROLE,
+}
+"""What the job file has to say, with an example each."""
 _CREDENTIALS = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE")
 
 
 def render(job: Job) -> Rendered:
     """The request of a job."""
+    needs_all(job, NEEDS)
     notes = _check(job)
     wrong = sagemaker_rules.errors(request := request_of(job))
     if wrong:
@@ -44,7 +52,7 @@ def render(job: Job) -> Rendered:
 def request_of(job: Job) -> dict[str, Any]:
     """The request, as JSON has it."""
     section = job.sagemaker
-    image = needs(job.image, "image", "123456789012.dkr.ecr.eu-west-1.amazonaws.com/digits:1")
+    image = needs(job.image, "image", NEEDS["image"])
     words = command.drumbeat_run(job)
     request: dict[str, Any] = {
         "TrainingJobName": job.name,
@@ -54,10 +62,10 @@ def request_of(job: Job) -> dict[str, Any]:
             "ContainerEntrypoint": words[:2],
             "ContainerArguments": words[2:],
         },
-        "RoleArn": needs(section.role, "sagemaker.role", ROLE),
+        "RoleArn": needs(section.role, "sagemaker.role", NEEDS["sagemaker.role"]),
         "OutputDataConfig": {"S3OutputPath": _output(job)},
         "ResourceConfig": {
-            "InstanceType": needs(job.machine_type, "machine_type", "ml.m5.xlarge"),
+            "InstanceType": needs(job.machine_type, "machine_type", NEEDS["machine_type"]),
             "InstanceCount": job.nodes,
             "VolumeSizeInGB": -(-section.volume // 1024**3),
         },
@@ -133,7 +141,7 @@ def _check(job: Job) -> list[str]:
 
 
 def _output(job: Job) -> str:
-    output = needs(job.output, "output", "s3://bucket/runs/digits")
+    output = needs(job.output, "output", NEEDS["output"])
     if not output.startswith("s3://"):
         raise ConfigError(f"output is {shown(output)}; expected s3://BUCKET/FOLDER.")
     return output

@@ -20,7 +20,8 @@ from drumbeat.platforms import command, token_file
 from drumbeat.platforms.deadline import within
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.jobfile.model import Job
-from drumbeat.platforms.platform import Rendered, Status, needs
+from drumbeat.platforms.needed import Missing
+from drumbeat.platforms.platform import Rendered, Status
 from drumbeat.platforms.vertex import render as vertex
 
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM"
@@ -64,14 +65,15 @@ class VertexClient:
         """The client for a job.
 
         Raises:
-            ConfigError: Nobody says which project or region.
+            Missing: Nobody says which project or region.
         """
         known = (env.get(name) for name in PROJECTS)
         project = job.vertex.project or next((each for each in known if each), None)
-        return VertexClient(
-            project=needs(project, "vertex.project", "my-project"),
-            region=needs(job.vertex.region, "vertex.region", "us-central1"),
-        )
+        region = job.vertex.region
+        if project is None or region is None:
+            missing = {"vertex.project": "my-project"} if project is None else {}
+            raise Missing(missing | ({"vertex.region": "us-central1"} if region is None else {}))
+        return VertexClient(project=project, region=region)
 
     @property
     def parent(self) -> str:

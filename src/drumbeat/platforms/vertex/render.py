@@ -14,6 +14,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms import command, token_file
 from drumbeat.platforms.jobfile.documents import Document
 from drumbeat.platforms.jobfile.model import Job, Secret
+from drumbeat.platforms.needed import needs, needs_all
 from drumbeat.platforms.platform import (
     Client,
     Manifest,
@@ -21,7 +22,6 @@ from drumbeat.platforms.platform import (
     Platform,
     Rehearsal,
     Rendered,
-    needs,
 )
 from drumbeat.platforms.vertex import rules as vertex_rules
 from drumbeat.platforms.vertex import spec as vertex_spec
@@ -31,11 +31,23 @@ FILE, JSON_FILE = "custom-job.yaml", "custom-job.json"
 NFS = "/mnt/nfs/"
 FUSE = "/gcs/"
 """Where Vertex AI mounts all buckets."""
+NEEDS = {
+    "image": "us-docker.pkg.dev/project/team/digits:1",
+    "machine_type": "n1-standard-8",
+    "output": "gs://bucket/runs/digits",
+    "devices.accelerator": "NVIDIA_L4",
+}
+"""An example of each key that no job, or not every job, can do without."""
 KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
 
 
 def render(job: Job) -> Rendered:
     """The CustomJobSpec of a job, and the command that starts it."""
+    may_lack = {
+        "output": not token_file.is_needed(job),
+        "devices.accelerator": not job.devices.gpus,
+    }
+    needs_all(job, {key: text for key, text in NEEDS.items() if not may_lack.get(key)})
     notes = _check(job)
     spec = _spec(job)
     document = Document(value=plain(spec))
@@ -159,7 +171,7 @@ def _without(secret: Secret) -> str:
 
 def _output(job: Job) -> str:
     """The job's output as an URL that `submit` can write to from here."""
-    output = needs(job.output, "output", "gs://bucket/runs/digits")
+    output = needs(job.output, "output", NEEDS["output"])
     if output.startswith(FUSE):
         output = f"gs://{output[len(FUSE) :]}"
     if not output.startswith("gs://"):
@@ -211,7 +223,7 @@ def _spec(job: Job) -> dict[str, Any]:
 
 def _pool(job: Job, count: int) -> dict[str, Any]:
     machine: dict[str, Any] = {
-        "machineType": needs(job.machine_type, "machine_type", "n1-standard-8")
+        "machineType": needs(job.machine_type, "machine_type", NEEDS["machine_type"])
     }
     if job.devices.gpus:
         accelerator = _accelerator(job)
@@ -224,7 +236,7 @@ def _pool(job: Job, count: int) -> dict[str, Any]:
     if job.mounts:
         pool["nfsMounts"] = [_nfs(mount.source or "", mount.path) for mount in job.mounts]
     pool["containerSpec"] = {
-        "imageUri": needs(job.image, "image", "us-docker.pkg.dev/project/team/digits:1"),
+        "imageUri": needs(job.image, "image", NEEDS["image"]),
         "command": command.drumbeat_run(job, ps=0),
         "env": [
             {"name": name, "value": command.in_pod(value)}
@@ -247,7 +259,8 @@ def _without_gpus(job: Job, count: int) -> dict[str, Any]:
 
 
 def _accelerator(job: Job) -> str:
-    name = needs(job.devices.accelerator, "devices.accelerator", "NVIDIA_L4")
+    key = "devices.accelerator"
+    name = needs(job.devices.accelerator, key, NEEDS[key])
     if name in vertex_spec.ACCELERATORS and not name.startswith("TPU_"):
         return name
     what = "TensorFlow's TPUStrategy trains on these, and drumbeat does not; expected a GPU."
