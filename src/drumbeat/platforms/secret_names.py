@@ -9,18 +9,23 @@ from pydantic_core import PydanticCustomError
 
 SECRET_WRITTEN = "secret_written"
 """The type of pydantic's error, so that nobody shows what it was about."""
-_SECRET = re.compile(
-    r"(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|PRIVATE_KEY)$", re.IGNORECASE
-)
+
+
+def _any_case(pattern: str) -> str:
+    """The pattern for small letters, too: JSON schemas have no flags."""
+    return re.sub("[A-Z]", lambda found: f"[{found[0]}{found[0].lower()}]", pattern)
+
+
+_SECRET = _any_case("(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|PRIVATE_KEY)$")
 # What models of language call pieces of text.
-_PIECE = re.compile(
-    r"(^|_)(PAD|EOS|BOS|UNK|MASK|SEP|CLS|START|END|STOP|SPECIAL)_TOKEN$", re.IGNORECASE
-)
+_PIECE = _any_case("(^|_)(PAD|EOS|BOS|UNK|MASK|SEP|CLS|START|END|STOP|SPECIAL)_TOKEN$")
+SCHEMA = {"pattern": _SECRET, "not": {"pattern": _PIECE}}
+"""The same as `names_secret`, as a JSON schema."""
 
 
 def names_secret(variable: str) -> bool:
     """Whether such a variable is a secret, as far as its name tells."""
-    return _SECRET.search(variable) is not None and _PIECE.search(variable) is None
+    return re.search(_SECRET, variable) is not None and re.search(_PIECE, variable) is None
 
 
 def refuse(variables: object) -> None:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from pydantic import BaseModel
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.jobfile import first, read
 from drumbeat.platforms.jobfile.documents import parse_yaml
-from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.jobfile.model import Job, Mount, Secret
+from drumbeat.platforms.jobfile.run_options import RunOptions
 
 VALIDATOR = jsonschema.Draft202012Validator(first.schema())
 FULL: dict[str, Any] = {
@@ -90,6 +96,156 @@ def test_both_refuse_a_wrong_value(key, value):
     broken = {**FULL, key: value}
     assert not VALIDATOR.is_valid(broken)
     with pytest.raises(ValueError, match=key):
+        Job.model_validate(broken)
+
+
+def keys(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All keys that a job file may have, with their schemas."""
+    for where, section in (("Job", schema), *schema["$defs"].items()):
+        for name, key in section["properties"].items():
+            yield f"{where}.{name}", key
+
+
+def test_every_key_is_explained():
+    schema = first.schema()
+    found = dict(keys(schema))
+    assert len(found) > 90
+    for name, key in found.items():
+        section = schema["$defs"].get(key.get("$ref", "").rpartition("/")[2], {})
+        text = key.get("description") or section.get("description", "")
+        assert len(text) >= 4, f"{name} has no description"
+        assert text.endswith((".", "python:<version>-slim.")), name
+        assert "title" not in key
+        assert key.get("default", "") is not None
+
+
+def test_every_example_of_a_key_is_valid():
+    schema = first.schema()
+    count = 0
+    for name, key in keys(schema):
+        validator = VALIDATOR.evolve(schema={**key, "$defs": schema["$defs"]})
+        for value in key.get("examples", ()):
+            count += 1
+            assert list(validator.iter_errors(value)) == [], name
+            assert is_taken(name, value), name
+    assert count > 20
+
+
+def is_taken(name: str, value: object) -> bool:
+    """Whether the model takes a value for a key such as "Docker.base"."""
+    where, _, key = name.partition(".")
+    sections = {"Job": Job, "Mount": Mount, "Secret": Secret, "RunOptions": RunOptions}
+    fields = {each.annotation for each in Job.model_fields.values()}
+    sections |= {each.__name__: each for each in fields if isinstance(each, type)}
+    try:
+        sections[where].model_validate({key: value})
+    except ValidationError as error:
+        return all(problem["loc"][:1] != (key,) for problem in error.errors())
+    return True
+
+
+def documented() -> Iterator[tuple[str, str]]:
+    """Job files in the docs, by where they are."""
+    docs = Path(__file__).parents[3] / "docs"
+    for path in sorted(docs.rglob("drumbeat.yaml")):
+        yield str(path.relative_to(docs)), path.read_text()
+    for path in sorted(docs.rglob("*.md")):
+        for number, block in enumerate(re.findall(r"```ya?ml\n(.*?)```", path.read_text(), re.S)):
+            if re.search(r"^name: ", block, re.M) and re.search(r"^(script|module): ", block, re.M):
+                yield f"{path.relative_to(docs)}-{number}", block
+
+
+@pytest.mark.parametrize(("where", "text"), list(documented()), ids=lambda value: value[:40])
+def test_the_job_files_of_the_docs_are_valid(where, text):
+    (document,) = parse_yaml(text, where)
+    assert list(VALIDATOR.iter_errors(document.value)) == []
+    assert Job.model_validate(document.value)
+
+
+WORDS = st.text("aZ_-/1 .0:,=KMGi", max_size=8)
+FORMS = {
+    "name": lambda word: {"name": word},
+    "script": lambda word: {"script": word},
+    "image": lambda word: {"image": word},
+    "mount": lambda word: {"mounts": [{"name": "a", "path": word}]},
+    "secret": lambda word: {"secrets": [{"name": "a", "env": word}]},
+    "variable": lambda word: {"environment": {word: "x"}},
+    "namespace": lambda word: {"kubernetes": {"namespace": word}},
+    "account": lambda word: {"slurm": {"account": word}},
+    "compress": lambda word: {"run": {"compress": word}},
+    "user": lambda word: {"kubernetes": {"user": word}},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.timeout(60)
+@settings(deadline=None)
+@given(word=WORDS)
+@example(word="TF_CONFIG")
+@example(word="DRUMBEAT_NODES")
+@example(word="hf_Token")
+@example(word="PAD_TOKEN")
+@example(word="TOKENS")
+@example(word="int8")
+@example(word="int7")
+@example(word="powersgd:4")
+@example(word="image")
+@example(word="/data")
+@example(word="-a")
+def test_text_is_refused_by_the_schema_where_the_model_refuses_it(form, word):
+    value = {"name": "a", "script": "t.py", **FORMS[form](word)}
+    try:
+        Job.model_validate(value)
+        is_valid = True
+    except ValidationError:
+        is_valid = False
+    assert VALIDATOR.is_valid(value) == is_valid
+
+
+@pytest.mark.parametrize("key", ["resources.memory", "timeouts.total", "run.shares", "run.outer"])
+@pytest.mark.timeout(60)
+@settings(deadline=None)
+@given(word=st.text("1250.KMGimhd ,autonesrv:-", max_size=6))
+@example(word="8Gi")
+@example(word=" 1.5 h ")
+@example(word="2,1")
+@example(word="nesterov:0.7,0.9")
+@example(word="8gb")
+def test_of_amounts_the_schema_takes_all_that_the_model_takes(key, word):
+    section, _, name = key.partition(".")
+    value = {"name": "a", "script": "t.py", section: {name: word}}
+    if key == "run.outer":
+        value["run"]["sync_every"] = 8
+    try:
+        Job.model_validate(value)
+    except ValidationError:
+        return
+    assert list(VALIDATOR.iter_errors(value)) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("resources", {"memory": "8 gigs"}),
+        ("resources", {"memory": 8}),
+        ("resources", {"cpu": 0}),
+        ("timeouts", {"total": "1 week"}),
+        ("timeouts", {"total": 0}),
+        ("run", {"shares": "a,b"}),
+        ("run", {"outer": "adam", "sync_every": 8}),
+        ("run", {"sync_every": 0}),
+        ("run", {"strategy": "mirorred"}),
+        ("kubernetes", {"user": 0}),
+        ("secrets", [{"name": "a"}]),
+        ("environment", {"A": [1]}),
+        ("environment", {"HF_TOKEN": "x"}),
+        ("module", "also.a.module"),
+    ],
+)
+def test_both_refuse_the_wrong_form(key, value):
+    broken = {"name": "a", "script": "t.py", key: value}
+    assert not VALIDATOR.is_valid(broken)
+    with pytest.raises(ValidationError):
         Job.model_validate(broken)
 
 

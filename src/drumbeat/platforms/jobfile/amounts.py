@@ -7,15 +7,21 @@ of seconds, or with s, m, h or d.
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
 _MEMORY = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s*(|k|[KMGTP]i?)B?", re.ASCII)
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(|s|m|h|d)", re.ASCII)
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _POWERS = "KMGTP"
-LEAST_BYTES = 1024**2
+LEAST_BYTES, MOST_BYTES, MOST_SECONDS = 1024**2, 2**60, 365 * 86400
+
+
+def _written(number: dict[str, Any], form: re.Pattern[str], *examples: object) -> WithJsonSchema:
+    """The JSON schema of an amount: a number, or text of a form, with blanks around it."""
+    text = {"type": "string", "pattern": rf"^\s*(?:{form.pattern})\s*$"}
+    return WithJsonSchema({"anyOf": [number, text], "examples": list(examples)})
 
 
 def _to_bytes(value: object) -> int:
@@ -44,14 +50,20 @@ def _to_seconds(value: object) -> float:
 
 Memory = Annotated[
     int,
-    BeforeValidator(_to_bytes, json_schema_input_type=int | str),
-    Field(ge=LEAST_BYTES, le=2**60),
+    BeforeValidator(_to_bytes),
+    Field(ge=LEAST_BYTES, le=MOST_BYTES),
+    _written(
+        {"type": "integer", "minimum": LEAST_BYTES, "maximum": MOST_BYTES}, _MEMORY, "8Gi", "512Mi"
+    ),
 ]
 """Bytes; at least 1Mi."""
 Seconds = Annotated[
     float,
-    BeforeValidator(_to_seconds, json_schema_input_type=float | str),
-    Field(gt=0, le=365 * 86400),
+    BeforeValidator(_to_seconds),
+    Field(gt=0, le=MOST_SECONDS),
+    _written(
+        {"type": "number", "exclusiveMinimum": 0, "maximum": MOST_SECONDS}, _DURATION, "90m", "24h"
+    ),
 ]
 
 

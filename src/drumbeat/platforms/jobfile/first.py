@@ -90,6 +90,14 @@ def name_of(script: str) -> str:
 def schema() -> dict[str, Any]:
     """The JSON schema (2020-12) of job files."""
     found = Job.model_json_schema(mode="validation")
+    for each in (found, *found["$defs"].values()):
+        for key in each["properties"].values():
+            key.pop("title", None)  # the key again
+            if not isinstance(key.get("default"), (str, bool, int)):
+                key.pop("default", None)  # nothing, which editors would write out
+    # As `Job` and `Secret` say in words.
+    found["oneOf"] = [{"required": [key]} for key in ("script", "module")]
+    found["$defs"]["Secret"]["anyOf"] = [{"required": [key]} for key in ("env", "path")]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
 
 

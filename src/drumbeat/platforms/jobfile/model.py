@@ -6,7 +6,7 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from drumbeat.platforms import secret_names
 from drumbeat.platforms.jobfile.amounts import Memory, Seconds
@@ -32,6 +32,10 @@ OWN_VARIABLES = "DRUMBEAT_"
 """Names that begin so are drumbeat's to set, and so is TF_CONFIG."""
 
 
+def _of_form(pattern: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": pattern})
+
+
 def _check_variable(value: str) -> str:
     if not _VARIABLE.fullmatch(value):
         raise ValueError("expected the name of a variable: letters, digits and _")
@@ -50,20 +54,37 @@ def _check_program(value: str) -> str:
     return value
 
 
-Program = Annotated[str, AfterValidator(_check_program)]
-Variable = Annotated[str, AfterValidator(_check_variable)]
-Path = Annotated[str, AfterValidator(_check_path)]
+Program = Annotated[str, AfterValidator(_check_program), _of_form(r"^(?!-)\s*\S")]
+Variable = Annotated[str, AfterValidator(_check_variable), _of_form(f"^{_VARIABLE.pattern}$")]
+Path = Annotated[str, AfterValidator(_check_path), _of_form("^/")]
+_VARIABLES = WithJsonSchema(
+    {
+        "type": "object",
+        "propertyNames": {
+            "pattern": f"^{_VARIABLE.pattern}$",
+            "not": {
+                "anyOf": [
+                    {"pattern": f"^(TF_CONFIG$|{OWN_VARIABLES})"},
+                    secret_names.SCHEMA,
+                ]
+            },
+        },
+        "additionalProperties": {"type": ["string", "number"]},
+    }
+)
 
 
 class Devices(Section):
     """What each node computes on; every device has one worker."""
 
-    type: Literal["cpu", "gpu"] = "cpu"
+    type: Literal["cpu", "gpu"] = Field(default="cpu", description="gpu: NVIDIA's, by CUDA.")
     count: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1, description="Devices, and so workers, of each node."
     )
     accelerator: str | None = Field(
-        default=None, description="As the platform calls it: NVIDIA_L4, a100, nvidia.com/gpu."
+        default=None,
+        description="As the platform calls it.",
+        examples=["NVIDIA_L4", "a100", "nvidia.com/gpu"],
     )
 
     @property
@@ -75,8 +96,10 @@ class Devices(Section):
 class Resources(Section):
     """What each node needs."""
 
-    cpu: Annotated[float, Field(gt=0, le=4096)] | None = None
-    memory: Memory | None = None
+    cpu: Annotated[float, Field(gt=0, le=4096)] | None = Field(
+        default=None, description="Cores; parts of one, too.", examples=[4, 0.5]
+    )
+    memory: Memory | None = Field(default=None, description="Of each node.")
     shm: Memory | None = Field(
         default=None, description="Of /dev/shm, where MPI, NCCL and data loaders meet."
     )
@@ -86,11 +109,13 @@ class Mount(Section):
     """A volume."""
 
     name: Name = Field(description="Kubernetes: of the claim; Compose: of the volume.")
-    path: Path
+    path: Path = Field(description="Where it is in the container.", examples=["/data"])
     source: str | None = Field(
-        default=None, description="A folder of the host, or SERVER:/EXPORT of NFS."
+        default=None,
+        description="A folder of the host, or SERVER:/EXPORT of NFS.",
+        examples=["/mnt/data", "nas:/exports/data"],
     )
-    read_only: bool = False
+    read_only: bool = Field(default=False, description="Nothing can be written to it.")
 
 
 class Secret(Section):
@@ -100,10 +125,16 @@ class Secret(Section):
     with both the variable holds the name of the file `path`/`key`.
     """
 
-    name: Name
+    name: Name = Field(description="Of the secret, as the platform knows it.")
     key: str | None = Field(default=None, description="Which entry; by default the secret's name.")
-    env: Variable | None = None
-    path: Path | None = None
+    env: Variable | None = Field(
+        default=None,
+        description="The variable that holds it; with path, the name of its file.",
+        examples=["GOOGLE_APPLICATION_CREDENTIALS"],
+    )
+    path: Path | None = Field(
+        default=None, description="The folder of its files.", examples=["/secrets/gcp"]
+    )
 
     @model_validator(mode="after")
     def _has_a_place(self) -> Secret:
@@ -136,13 +167,25 @@ class Job(Section):
     Attributes are the keys of `drumbeat.yaml`.
     """
 
-    name: Name
-    script: Program | None = Field(default=None, description="The script, in the image's folder.")
-    module: Program | None = Field(default=None, description="Or a module: package.train.")
-    args: list[Text] = Field(
-        default=[], description="The script's own; {data}, {output} and {name} stand for these."
+    name: Name = Field(
+        description="Of the job: small letters, digits and -, at most 40.", examples=["digits"]
     )
-    image: str | None = None
+    script: Program | None = Field(
+        default=None, description="The script, in the image's folder.", examples=["train.py"]
+    )
+    module: Program | None = Field(
+        default=None, description="Or a module, in place of a script.", examples=["package.train"]
+    )
+    args: list[Text] = Field(
+        default=[],
+        description="The script's own; {data}, {output} and {name} stand for these.",
+        examples=[["--epochs", 3, "--data", "{data}"]],
+    )
+    image: str | None = Field(
+        default=None,
+        description="The container's, with a tag or digest.",
+        examples=["ghcr.io/team/digits:1"],
+    )
     workers: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=2, description="Training processes, one for each device, the chief among them."
     )
@@ -152,14 +195,28 @@ class Job(Section):
     ps: Annotated[int, Field(ge=0, le=1024)] = Field(default=0, description="Parameter servers.")
     evaluator: bool = Field(default=False, description="One more process, which evaluates.")
     devices: Devices = Devices()
-    machine_type: str | None = Field(default=None, description="Such as n1-standard-8.")
+    machine_type: str | None = Field(
+        default=None, description="Of each node.", examples=["n1-standard-8", "ml.g5.xlarge"]
+    )
     resources: Resources = Resources()
-    environment: dict[Variable, Text] = {}
-    mounts: list[Mount] = []
-    secrets: list[Secret] = []
-    data: str | None = Field(default=None, description="Path or URL; DRUMBEAT_DATA in the script.")
+    environment: Annotated[dict[Variable, Text], _VARIABLES] = Field(
+        default={},
+        description="Variables of the script; secrets are in `secrets`.",
+        examples=[{"TF_CPP_MIN_LOG_LEVEL": "1"}],
+    )
+    mounts: list[Mount] = Field(default=[], description="Volumes in the container.")
+    secrets: list[Secret] = Field(
+        default=[], description="By name; what is in them is never in the job file."
+    )
+    data: str | None = Field(
+        default=None,
+        description="Path or URL; DRUMBEAT_DATA in the script.",
+        examples=["/data/digits", "gs://bucket/digits"],
+    )
     output: str | None = Field(
-        default=None, description="Path or URL; DRUMBEAT_OUTPUT in the script, and for backups."
+        default=None,
+        description="Path or URL; DRUMBEAT_OUTPUT in the script, and for backups.",
+        examples=["gs://bucket/runs/digits"],
     )
     restarts: Annotated[int, Field(ge=0, le=1_000_000)] | None = Field(
         default=None, description="In a row without progress."

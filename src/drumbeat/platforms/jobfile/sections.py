@@ -19,11 +19,21 @@ from drumbeat.platforms import secret_names
 from drumbeat.platforms.jobfile.amounts import Memory, Seconds
 
 
+def _for_editors(schema: dict[str, Any]) -> None:
+    """What the JSON schema of a section says besides: as `_says_something`, text is not blank."""
+    for found in schema.get("properties", {}).values():
+        for each in (found, *found.get("anyOf", ())):
+            if each.get("type") == "string" and not {"pattern", "enum", "const"} & set(each):
+                each["pattern"] = r"\S"
+
+
 class Section(BaseModel):
     """Refuses keys that it does not know."""
 
     # Strict: true is no number, and "4" none either; editors' JSON schema says the same.
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, json_schema_extra=_for_editors
+    )
 
     @field_validator("*")
     @classmethod
@@ -110,21 +120,35 @@ User = Annotated[
 class Kubernetes(Section):
     """What TFJob, TrainJob and JobSet have in common."""
 
-    namespace: Name | None = None
+    namespace: Name | None = Field(
+        default=None, description="Of the cluster; by default that of kubectl's context."
+    )
     context: str | None = Field(default=None, description="Of kubectl's configuration.")
-    service_account: str | None = None
+    service_account: str | None = Field(
+        default=None, description="As which pods log in at the cloud and the cluster's API."
+    )
     user: User = Field(
         default=USER,
         description="Number of the user that pods run as, and of the group that volumes are given "
         "to; `image`: the image's own, which may be root, and on OpenShift the one it chooses.",
     )
-    image_pull_secrets: list[Name] = []
-    node_selector: dict[str, Text] = {}
-    tolerations: list[dict[str, Any]] = []
-    priority_class: str | None = None
+    image_pull_secrets: list[Name] = Field(
+        default=[], description="Secrets with a login to the image's registry.", examples=[["ghcr"]]
+    )
+    node_selector: dict[str, Text] = Field(
+        default={}, description="Labels that nodes must have.", examples=[{"pool": "spot"}]
+    )
+    tolerations: list[dict[str, Any]] = Field(
+        default=[],
+        description="Taints of nodes that pods put up with, as Kubernetes writes them.",
+        examples=[[{"key": "nvidia.com/gpu", "operator": "Exists"}]],
+    )
+    priority_class: str | None = Field(
+        default=None, description="Name of a PriorityClass; higher ones preempt lower ones."
+    )
     queue: str | None = Field(default=None, description="Kueue's local queue.")
-    labels: dict[str, Text] = {}
-    annotations: dict[str, Text] = {}
+    labels: dict[str, Text] = Field(default={}, description="Of the job's object.")
+    annotations: dict[str, Text] = Field(default={}, description="Of the job's object.")
     keep: Seconds | None = Field(
         default=None, description="How long a finished job stays before it is deleted."
     )
@@ -150,41 +174,59 @@ class TrainJob(Section):
 class Vertex(Section):
     """Vertex AI."""
 
-    project: str | None = None
-    region: str | None = Field(default=None, description="Such as us-central1.")
-    service_account: str | None = None
+    project: str | None = Field(
+        default=None, description="Of Google Cloud; by default that of your login."
+    )
+    region: str | None = Field(
+        default=None, description="Where the machines are.", examples=["us-central1"]
+    )
+    service_account: str | None = Field(
+        default=None,
+        description="As which the job reads and writes buckets.",
+        examples=["train@team.iam.gserviceaccount.com"],
+    )
     network: str | None = Field(
         default=None, description="projects/NUMBER/global/networks/NAME, for a private one."
     )
-    spot: bool = False
-    boot_disk: Memory = 100 * 1024**3
+    spot: bool = Field(default=False, description="Spot VMs: cheaper, and taken away at any time.")
+    boot_disk: Memory = Field(
+        default=100 * 1024**3, description="Of each machine; 100Gi by default."
+    )
     ps_machine_type: str | None = Field(
         default=None, description="Of parameter servers and their chief; by default machine_type."
     )
     tensorboard: str | None = Field(
         default=None, description="projects/PROJECT/locations/REGION/tensorboards/ID."
     )
-    labels: dict[str, Text] = {}
+    labels: dict[str, Text] = Field(default={}, description="Of the job, for its costs.")
 
 
 class RunAI(Section):
     """Run:ai."""
 
-    project: str | None = None
+    project: str | None = Field(default=None, description="Its name, for the command line.")
     project_id: str | None = Field(default=None, description="For the REST interface.")
     cluster_id: str | None = Field(default=None, description="For the REST interface.")
-    cli: Literal["v1", "v2"] = "v2"
-    node_pools: list[Text] = []
-    gpu_portion: Annotated[float, Field(gt=0, le=1)] | None = None
+    cli: Literal["v1", "v2"] = Field(
+        default="v2", description="The command line's version: v1 is runai submit-dist."
+    )
+    node_pools: list[Text] = Field(
+        default=[], description="Pools to take nodes from, the best first."
+    )
+    gpu_portion: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="Part of a GPU for each node, in place of whole ones."
+    )
 
 
 class Slurm(Section):
     """Slurm."""
 
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
+    partition: str | None = Field(default=None, description="sbatch --partition.")
+    account: str | None = Field(default=None, description="sbatch --account, who pays.")
+    qos: str | None = Field(default=None, description="sbatch --qos, the quality of service.")
+    constraint: str | None = Field(
+        default=None, description="sbatch --constraint, what nodes must have.", examples=["a100"]
+    )
     setup: list[Text] = Field(
         default=[],
         description="Lines of shell before the job, such as module load cuda.",
@@ -218,8 +260,20 @@ class SageMaker(Section):
     """Amazon SageMaker."""
 
     role: str | None = Field(default=None, description="ARN of the role that the job has.")
-    region: str | None = None
-    volume: Memory = 50 * 1024**3
-    spot: bool = False
-    subnets: list[Text] = []
-    security_groups: list[Text] = []
+    region: str | None = Field(
+        default=None,
+        description="Where the machines are; by default that of your login.",
+        examples=["eu-west-1"],
+    )
+    volume: Memory = Field(
+        default=50 * 1024**3, description="Disk of each machine; 50Gi by default."
+    )
+    spot: bool = Field(
+        default=False, description="Spot instances: cheaper, and taken away at any time."
+    )
+    subnets: list[Text] = Field(
+        default=[], description="Of a VPC; with security_groups.", examples=[["subnet-0a1b2c3d"]]
+    )
+    security_groups: list[Text] = Field(
+        default=[], description="Of a VPC; with subnets.", examples=[["sg-0a1b2c3d"]]
+    )
