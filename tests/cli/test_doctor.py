@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from drumbeat.cli.options import app
 from drumbeat.errors import ConfigError
 
-JOB = "name: digits\nscript: train.py\nimage: img:1\n"
+JOB = "name: digits\nscript: train.py\nimage: img:1\noutput: /n/x\n"
+JOB += "mounts: [{name: nas, path: /n}]\n"
 SCRIPT = "import tensorflow\ndata.batch(64)\n"
 # What other tests, or the machine, may have set.
 UNSET = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT",
@@ -147,7 +148,10 @@ def test_a_platforms_name_is_for_what_is_rendered_of_the_job_file(doctor, tmp_pa
     assert "a batch of 3 can't be divided by 2" in lines(result, "warning")[-1]
     result = doctor("vertex")
     assert result.exit_code == 1
-    assert "no vertex.project, vertex.region, machine_type and output." in result.output
+    assert "no vertex.project, vertex.region and machine_type." in result.output
+    (tmp_path / "drumbeat.yaml").write_text("name: a\nscript: train.py\nimage: i\n")
+    assert any("output is not given" in line for line in lines(doctor("tfjob"), "warning"))
+    assert len(lines(doctor("slurm"), "warning")) == 1  # of the batch
     with pytest.raises(ConfigError, match="ai-platform has files of its own alone"):
         doctor("ai-platform")
     (tmp_path / "drumbeat.yaml").unlink()

@@ -15,7 +15,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms import registry
 from drumbeat.platforms.platform import Platform, Rendered, Status
 
-JOB = "name: digits\nscript: train.py\nimage: img:1\n"
+JOB = "name: digits\nscript: train.py\nimage: img:1\noutput: gs://b/x\n"
 Cli = Callable[..., Any]
 
 
@@ -107,6 +107,26 @@ def test_render_shows_or_writes_and_the_command_line_wins(cli, client, tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="file can't be written"):
         cli("render", "fake", "-o", "file")
+
+
+@pytest.mark.parametrize("words", [("render", "fake"), ("submit", "fake")])
+def test_who_would_lose_the_model_with_the_containers_is_told(cli, client, tmp_path, words):
+    def said() -> bool:
+        return "output is not given: what the script saves in a cont" in cli(*words).stderr
+
+    path = tmp_path / "drumbeat.yaml"
+    path.write_text(JOB)
+    assert not said()
+    path.write_text(JOB.replace("output: gs://b/x\n", ""))
+    assert said()
+    path.write_text(JOB.replace("output: gs://b/x\n", "run: {backup_dir: gs://b/x}\n"))
+    assert not said()
+
+
+def test_no_place_is_asked_for_where_nothing_is_lost(cli, tmp_path):
+    (tmp_path / "drumbeat.yaml").write_text(JOB.replace("output: gs://b/x\n", ""))
+    for platform, is_lost in (("slurm", False), ("docker", False), ("tfjob", True), ("ray", True)):
+        assert ("output is not given" in cli("render", platform).stderr) == is_lost
 
 
 def test_old_files_are_converted(cli, client, tmp_path):

@@ -15,7 +15,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms import registry
 from drumbeat.platforms.doctor import job as jobs
 from drumbeat.platforms.doctor import manifest as manifests
-from drumbeat.platforms.doctor import script, stores
+from drumbeat.platforms.doctor import packages, script, stores
 from drumbeat.platforms.jobfile.documents import Document
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Advice, Manifest, NoCommand, Platform, Process, Rehearsal
@@ -97,7 +97,10 @@ class TestScript:
 
 
 def a_job(**keys) -> Job:
-    return Job.model_validate({"name": "digits", "script": "t.py", "workers": 3, **keys})
+    places = {"output": "/claim/runs", "mounts": [{"name": "claim", "path": "/claim"}]}
+    if {"output", "mounts"} & set(keys):
+        places = {}
+    return Job.model_validate({"name": "digits", "script": "t.py", "workers": 3, **places, **keys})
 
 
 def a_folder(**keys) -> jobs.Folder:
@@ -121,6 +124,22 @@ JOBS = [
     ("requirements", WARNING, {}, {"script": "import sklearn", "requirements": "numpy"},
      "t.py:1 imports sklearn, but requirements.txt does not list scikit-learn",
      ({}, {"script": "import sklearn", "requirements": "numpy\nScikit_Learn>=1 # x"})),
+    ("requirements", WARNING, {}, {"script": "import sklearn"},
+     "t.py:1 imports sklearn: not of drumbeat's packages, and there is no requirements.txt",
+     ({}, {"script": "import sklearn", "requirements": "scikit-learn"})),
+    ("requirements", WARNING, {}, {"script": "import cv2"}, "with opencv-python-headless, unless",
+     ({}, {"script": "import cv2", "requirements": ""})),
+    ("requirements", WARNING, {"script": None, "module": "p.t"}, {"script": "import sklearn"},
+     "p.t:1 imports sklearn", ({"ray": {"runtime_env": {"pip": ["scikit-learn"]}}},
+                               {"script": "import sklearn"})),
+    ("requirements", WARNING, {}, {"script": "import a", "local_modules": frozenset("a"),
+                                   "modules": {"a": ("a.py", "\nimport sklearn")}},
+     "a.py:2 imports sklearn", ({}, {"script": "import a", "local_modules": frozenset("a"),
+                                     "modules": {"a": ("a.py", "\nimport yaml")},
+                                     "brought": frozenset({"pyyaml"})})),
+    ("requirements", ERROR, {"docker": {"requirements": "needs.txt"}},
+     {"requirements_name": "needs.txt"}, "needs.txt, which is not in the job file's folder",
+     ({"docker": {"requirements": "needs.txt"}}, {"requirements": "numpy"})),
     ("driver", ERROR, {"data": "gs://b/x", "secrets": KEY}, {"requirements": "numpy"},
      "gs://b/x needs gcsfs, which requirements.txt does not list. Add drumbeat[gcs]",
      ({"data": "gs://b/x", "secrets": KEY}, {"requirements": "drumbeat[gcs, s3]==1"})),
@@ -146,9 +165,12 @@ JOBS = [
      "each of the 3 nodes has a folder of its own", ({"output": "/nas", "mounts": NAS}, {})),
     ("output", ERROR, {"output": "/nas", "mounts": [PVC[0] | {"read_only": True}]}, {},
      "the mount claim is read-only", ({"output": "/nas", "mounts": PVC}, {})),
-    ("shm", WARNING, {"workers": 4, "devices": {"type": "gpu", "count": 4}}, {},
-     "containers have 64 MiB where nobody gives more; 4 workers of one node need 1024",
-     ({"workers": 4, "devices": {"type": "gpu", "count": 4}, "resources": {"shm": "1Gi"}}, {})),
+    ("shm", ERROR, {"workers": 4, "devices": {"type": "gpu", "count": 4},
+                    "resources": {"shm": "512Mi"}}, {},
+     "resources.shm is 512 MiB; 4 workers of one node need 1024",
+     ({"workers": 4, "devices": {"type": "gpu", "count": 4}}, {})),
+    ("output", WARNING, {"output": None}, {}, "output is not given: what the script saves",
+     ({"output": "gs://b/x"}, {})),
     ("shm", ERROR, {"workers": 4, "devices": {"count": 4}, "resources": {"shm": "4Mi"}}, {},
      "resources.shm is 4 MiB; 4 workers of one node need 8",
      ({"workers": 4, "devices": {"count": 4}}, {})),
@@ -188,6 +210,54 @@ class TestJob:
     def test_imports_that_are_not_sure_to_be_missing(self, line):
         folder = a_folder(script=line, requirements="numpy", local_modules=frozenset({"helpers"}))
         assert not found(jobs.check(a_job(), folder), WARNING)
+
+    def test_nodes_that_are_no_containers_have_their_own_packages_and_folders(self):
+        folder = a_folder(script="import sklearn")
+        for output in (None, "/shared/runs"):
+            job = a_job(output=output, data="/shared/data")
+            results = jobs.check(job, folder, own_disk=False)
+            assert {each.state for each in results} == {OK}
+            assert found(jobs.check(job, folder), WARNING)
+
+    @pytest.mark.parametrize(
+        ("keys", "own_disk"),
+        [
+            ({}, True),
+            ({"image": "i", "slurm": {"partition": "gpu"}}, True),
+            ({"slurm": {"partition": "gpu"}}, False),
+            ({"slurm": {"container": "i"}}, True),
+        ],
+    )
+    def test_a_job_file_for_slurm_alone(self, keys, own_disk):
+        assert jobs.has_own_disk(a_job(**keys)) == own_disk
+        slurm = registry.get("slurm").has_own_disk
+        assert slurm(a_job(**keys)) == ("container" in keys.get("slurm", {}))
+        assert registry.get("tfjob").has_own_disk(a_job(**keys))
+
+    def test_what_comes_with_drumbeat_is_not_missed(self):
+        found = packages.brought()
+        assert {"tensorflow", "keras", "h5py", "numpy", "fsspec"} <= found
+        assert not {"gcsfs", "s3fs", "drumbeat"} & found
+        assert "gcsfs" in packages.brought(["gcs"])
+
+    def test_what_local_modules_import_is_read_too(self, tmp_path):
+        folder = tmp_path / "src"
+        (folder / "deep" / "er").mkdir(parents=True)
+        (folder / "t.py").write_text("import a, sklearn\nimport deep.er.x")
+        (folder / "a.py").write_text("import a, b\nimport t")
+        (folder / "b.py").write_text("import yaml; import c")
+        (folder / "deep" / "er" / "x.py").write_text("import yaml")
+        (tmp_path / "c").mkdir()
+        (tmp_path / "c" / "__init__.py").write_text("import json")
+        job = a_job(script="src/t.py")
+        there = jobs.look(job, tmp_path, DISTRIBUTIONS)
+        assert set(there.modules) == {"a", "b", "t", "c"}
+        assert {"a", "b", "t", "c", "deep"} <= there.local_modules
+        said = found(jobs.check(job, there), WARNING)
+        assert said[0].startswith(
+            "requirements: src/t.py:1 imports sklearn, b.py:1 imports yaml: not of drumbeat's"
+        )
+        assert "Write one with scikit-learn, pyyaml, unless" in said[0]
 
     def test_the_folder_is_read(self, tmp_path):
         (tmp_path / "t.py").write_text("import a")

@@ -236,18 +236,21 @@ _STARTED = ("KUBERNETES_SERVICE_HOST", "SLURM_JOB_ID", "CLOUD_ML_JOB_ID", "SM_HO
 """Set where a platform has started this process, perhaps on one of several machines."""
 
 
-def _of_job(job: Job, folder: Path) -> list[Result]:
+def _of_job(job: Job, folder: Path, platform: Platform | None = None) -> list[Result]:
     from importlib.metadata import packages_distributions
 
     from drumbeat.control.doctor.result import ok
     from drumbeat.launch.doctor import facts
+    from drumbeat.platforms.docker.render import extras
     from drumbeat.platforms.doctor import job as jobs
+    from drumbeat.platforms.doctor.packages import brought
 
-    there = jobs.look(job, folder, packages_distributions())
+    own_disk = jobs.has_own_disk(job) if platform is None else platform.has_own_disk(job)
+    there = jobs.look(job, folder, packages_distributions(), brought(extras(job)))
     files = None
     if job.data is not None and "://" not in job.data:
         files = facts.look_at(job.data, folder).files
-    return [ok("job file", jobs.told(job)), *jobs.check(job, there, files)]
+    return [ok("job file", jobs.told(job)), *jobs.check(job, there, files, own_disk=own_disk)]
 
 
 def _of_platform(platform: Platform) -> list[Result]:
@@ -263,7 +266,7 @@ def _of_platform(platform: Platform) -> list[Result]:
         )
     path = read.find(None, Path.cwd())
     job = read.read(path)
-    found = _of_job(job, path.parent)
+    found = _of_job(job, path.parent, platform)
     try:
         _, manifest = needed.both(
             lambda: platform.connect(job) if platform.connect is not None else None,

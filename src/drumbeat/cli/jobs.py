@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -11,6 +12,8 @@ import typer
 from drumbeat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from drumbeat.platforms.jobfile import Job
     from drumbeat.platforms.platform import Client, Manifest, Platform, Rendered
 
@@ -111,7 +114,7 @@ def submit(
     changes: Changes = None,
 ) -> None:
     """Start the job on a platform, through the platform's own client."""
-    from drumbeat.platforms import needed, registry, submitted
+    from drumbeat.platforms import command, needed, registry, submitted
 
     chosen = registry.get(platform)
     job = _job(file, all_changes(changes, workers, image))
@@ -119,6 +122,7 @@ def submit(
     if dry_run:
         print("\n".join(client.plan(job, rendered)))
         return
+    _say(note for note in rendered.notes if note == command.NO_OUTPUT)
     job_id = client.submit(job, rendered)
     submitted.remember(_folder(file), platform, job_id)
     print(f"Submitted {job_id}. Next: drumbeat status {platform}, drumbeat logs {platform}.")
@@ -187,7 +191,13 @@ def _client(platform: Platform, job: Job) -> Client:
 
 def _render(platform: Platform, job: Job) -> Rendered:
     assert platform.render is not None, "what has a client, or doesn't convert, renders"  # noqa: S101
-    return platform.render(job)
+    from drumbeat.platforms import command
+
+    rendered = platform.render(job)
+    has_place = command.backup_dir(job) is not None or not platform.has_own_disk(job)
+    if has_place or platform.connect is None:
+        return rendered
+    return dataclasses.replace(rendered, notes=(*rendered.notes, command.NO_OUTPUT))
 
 
 def _submitted(platform: str, job_id: str | None, file: str | None) -> tuple[Client, str]:
@@ -266,6 +276,6 @@ def _write(rendered: Rendered, folder: Path) -> None:
         raise ConfigError(f"{folder} can't be written: {error.strerror or error}.") from None
 
 
-def _say(notes: tuple[str, ...]) -> None:
+def _say(notes: Iterable[str]) -> None:
     for note in notes:
         print(f"drumbeat: {note}", file=sys.stderr)

@@ -17,6 +17,11 @@ CHIEF_OF_PS = (
     "Parameter servers have a chief that runs the script, so there is one besides the workers."
 )
 """Where the platform has tasks for them."""
+NO_OUTPUT = (
+    "output is not given: what the script saves in a container, and the backups that a job goes "
+    "on from, are gone with it. Expected a URL (gs://, s3://) or a path in one of mounts:, which "
+    "the script finds in DRUMBEAT_OUTPUT, and args as {output}."
+)
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 """Of drumbeat, by the URLs that they have the driver for."""
 

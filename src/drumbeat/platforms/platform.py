@@ -166,6 +166,8 @@ class Platform:
             nothing is known. It raises nothing, whatever is in the manifest.
         rehearse: From a manifest to processes of this machine; None where there is none.
         connect: The client of the platform for a job; None where there is none.
+        has_own_disk: Whether a job's nodes are containers there, of the job's image and with a
+            disk that is gone with them.
     """
 
     name: str
@@ -176,3 +178,4 @@ class Platform:
     problems: Callable[[Manifest], list[str]] | None = None
     rehearse: Callable[[Manifest, Places], Rehearsal] | None = None
     connect: Callable[[Job], Client] | None = None
+    has_own_disk: Callable[[Job], bool] = lambda job: True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -14,17 +13,13 @@ from drumbeat.control.doctor.machine import MIB, SHM_OF_GPUS, SHM_OF_WORKER
 from drumbeat.control.doctor.result import Result, error, ok, warning
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import command
+from drumbeat.platforms.doctor import packages
 from drumbeat.platforms.doctor import script as scripts
 from drumbeat.platforms.jobfile.documents import read_text
 from drumbeat.platforms.jobfile.model import Job, Mount
 
 DEFAULT_SHM = 64 * MIB
 """Of a container to which nobody gives another size."""
-# Come with drumbeat, or are it.
-_OURS = frozenset({"drumbeat", "tensorflow", "keras", "numpy", "tensorboard", "mpi4py", "fsspec"})
-_REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")
-
-_MORE = re.compile(r"^\s*(-r|-e|--requirement|--editable|\.|git\+|https?:)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,34 +29,66 @@ class Folder:
     Attributes:
         script: The script's text; None where there is no such file.
         local_modules: Names that can be imported from the folder.
+        modules: Names and texts of the files among these that the script imports.
         requirements: Text of the file of requirements; None without one.
         requirements_name: Its name.
         has_data: Whether the data's path is in the folder.
         distributions: Which packages have what is imported by a name, as far as it is installed
             here.
+        brought: Names of the packages that come with drumbeat.
     """
 
     script: str | None = None
     local_modules: frozenset[str] = frozenset()
+    modules: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     requirements: str | None = None
     requirements_name: str = "requirements.txt"
     has_data: bool = False
     distributions: Mapping[str, list[str]] = field(default_factory=dict)
+    brought: frozenset[str] = frozenset()
 
 
-def look(job: Job, folder: Path, distributions: Mapping[str, list[str]]) -> Folder:
-    """Reads what is there."""
+def look(
+    job: Job,
+    folder: Path,
+    distributions: Mapping[str, list[str]],
+    brought: frozenset[str] = frozenset(),
+) -> Folder:
+    """Reads what is there.
+
+    Args:
+        job: The job.
+        folder: The job file's.
+        distributions: See `Folder`.
+        brought: See `Folder`.
+    """
     name = job.docker.requirements or "requirements.txt"
-    modules = {path.stem for path in folder.glob("*.py")}
-    modules |= {path.parent.name for path in folder.glob("*/*.py")}
+    path = _script_path(job, folder)
+    script = _text(path)
+    # Python looks beside the script, and in the folder for a module.
+    places = dict.fromkeys([path.parent, folder])
+    local = {each.stem for place in places for each in place.glob("*.py")}
+    for place in places:
+        local |= {each.parent.name for each in place.glob("*/*.py")}
+        local |= {each.parents[1].name for each in place.glob("*/*/*.py")}
+
+    def read(module: str) -> tuple[str, str] | None:
+        for place in places:
+            for file in (place / f"{module}.py", place / module / "__init__.py"):
+                if (text := _text(file)) is not None:
+                    return str(file.relative_to(place)), text
+        return None
+
     data = job.data if job.data is not None and "://" not in job.data else None
     return Folder(
-        script=_text(_script_path(job, folder)),
-        local_modules=frozenset(modules),
+        script=script,
+        local_modules=frozenset(local),
+        modules=packages.modules(script, read) if script is not None else {},
         requirements=_text(folder / name),
         requirements_name=name,
         has_data=data is not None and not data.startswith("/") and (folder / data).exists(),
         distributions=distributions,
+        brought=brought,
     )
 
 
@@ -79,20 +106,29 @@ def _text(path: Path) -> str | None:
         return None
 
 
-def check(job: Job, folder: Folder, files: int | None = None) -> list[Result]:
+def has_own_disk(job: Job) -> bool:
+    """Whether its nodes are taken to be containers; not where it can only be meant for Slurm."""
+    is_slurms = "slurm" in job.model_fields_set and job.slurm.container is None
+    return not (is_slurms and job.image is None)
+
+
+def check(
+    job: Job, folder: Folder, files: int | None = None, *, own_disk: bool = True
+) -> list[Result]:
     """All that is to be said about a job.
 
     Args:
         job: The job.
         folder: What is where.
         files: How many files the data has; None if unknown.
+        own_disk: See `drumbeat.platforms.platform.Platform.has_own_disk`.
     """
     return [
         *_script(job, folder, files),
-        *_requirements(job, folder),
+        *_requirements(job, folder, in_image=own_disk),
         *_credentials(job, folder),
-        *_data(job, folder),
-        *_output(job),
+        *_data(job, folder, own_disk=own_disk),
+        *_output(job, own_disk=own_disk),
         *_shm(job),
     ]
 
@@ -125,45 +161,28 @@ def _script(job: Job, folder: Folder, files: int | None) -> list[Result]:
     return found
 
 
-def _requirements(job: Job, folder: Folder) -> list[Result]:
-    if folder.requirements is None or folder.script is None:
+def _requirements(job: Job, folder: Folder, *, in_image: bool) -> list[Result]:
+    if folder.script is None:
         return []
-    listed_names = {name for name, _ in _names(folder.requirements)}
-    if _MORE.search(folder.requirements):
-        return []  # more than can be seen here
-    missing = {}
-    seen = scripts.look(folder.script, "")
-    for name, line in seen.imports.items():
-        if name in folder.local_modules or name in _OURS:
-            continue
-        packages = {_normal(each) for each in folder.distributions.get(name, [])}
-        # Only of what is installed here is it sure which package it comes from.
-        if packages and not packages & listed_names:
-            missing[name] = (line, sorted(packages)[0])
-    if not missing:
-        return [ok("requirements", f"{folder.requirements_name} has what {job.script} imports.")]
-    return [
-        warning(
-            "requirements",
-            f"{job.script}:{line} imports {name}, but {folder.requirements_name} does not list "
-            f"{package}. Add it, unless another package brings it.",
-        )
-        for name, (line, package) in missing.items()
-    ]
-
-
-def _names(text: str) -> list[tuple[str, frozenset[str]]]:
-    found = []
-    for line in text.splitlines():
-        match = _REQUIREMENT.match(line.partition("#")[0])
-        if match:
-            extras = frozenset(part.strip() for part in (match[2] or "").split(","))
-            found.append((_normal(match[1]), extras))
-    return found
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    given, file = folder.requirements, folder.requirements_name
+    if given is None and job.docker.requirements is not None:
+        return [
+            error(
+                "requirements",
+                f"docker.requirements is {file}, which is not in the job file's folder. Correct "
+                "it, or put the file there.",
+            )
+        ]
+    # Ray's nodes have the packages that its own runtime environment lists.
+    if given is None and (not in_image or {"pip", "uv", "conda"} & {*job.ray.runtime_env}):
+        return []
+    return packages.check(
+        [(job.script or str(job.module), folder.script), *folder.modules.values()],
+        folder.local_modules,
+        folder.distributions,
+        (file, given) if given is not None else None,
+        folder.brought,
+    )
 
 
 def _credentials(job: Job, folder: Folder) -> list[Result]:
@@ -206,7 +225,7 @@ def _credentials(job: Job, folder: Folder) -> list[Result]:
 def _driver(cloud: str, url: str, folder: Folder) -> list[Result]:
     if folder.requirements is None:
         return []
-    names = _names(folder.requirements)
+    names = packages.required(folder.requirements)
     extra, driver = EXTRAS[cloud], DRIVERS[cloud]
     if any(name == driver or (name == "drumbeat" and extra in extras) for name, extras in names):
         return [ok("driver", f"{folder.requirements_name} has {driver} for {url}.")]
@@ -226,7 +245,7 @@ def _mount(job: Job, path: str) -> Mount | None:
     return max(mounts, key=lambda each: len(each.path), default=None)
 
 
-def _data(job: Job, folder: Folder) -> list[Result]:
+def _data(job: Job, folder: Folder, *, own_disk: bool) -> list[Result]:
     if job.data is None or "://" in job.data:
         return []
     if folder.has_data:
@@ -240,6 +259,8 @@ def _data(job: Job, folder: Folder) -> list[Result]:
                 "path.",
             )
         ]
+    if not own_disk:
+        return [ok("data", f"{job.data} has to be {_ON_ALL}")]
     if _mount(job, job.data) is None:
         return [
             warning(
@@ -252,14 +273,21 @@ def _data(job: Job, folder: Folder) -> list[Result]:
     return [ok("data", f"{job.data} is in a mount.")]
 
 
-def _output(job: Job) -> list[Result]:
+_ON_ALL = "the same on all nodes: drumbeat doctor --together looks, started there."
+
+
+def _output(job: Job, *, own_disk: bool) -> list[Result]:
     found: list[Result] = []
+    if command.backup_dir(job) is None and own_disk:
+        found.append(warning("output", command.NO_OUTPUT))
     places = {"output": job.output, "run.backup_dir": job.run.backup_dir}
     for key, place in places.items():
         if place is None or "://" in place:
             continue
         mount = _mount(job, place) if place.startswith("/") else None
-        if mount is None:
+        if not own_disk:
+            found.append(ok("output", f"{place} has to be {_ON_ALL}"))
+        elif mount is None:
             found.append(_unshared(job, key, place))
         elif mount.read_only:
             found.append(
@@ -310,14 +338,8 @@ def _shm(job: Job) -> list[Result]:
             )
         ]
     if size is None and need > DEFAULT_SHM:
-        return [
-            warning(
-                "shm",
-                f"resources.shm is not set, and containers have 64 MiB where nobody gives more; "
-                f"{local} workers of one node need {need // MIB} ({_WHY[job.devices.type]}). Set "
-                f"it, such as to {max(1, need // 1024**3)}Gi.",
-            )
-        ]
+        text = f"{local} workers of one node need {need // MIB} MiB ({_WHY[job.devices.type]})"
+        return [ok("shm", f"{text}, which what is rendered asks for; docker run: --shm-size 2g.")]
     if size is not None and job.resources.memory is not None and size > job.resources.memory:
         return [
             warning(

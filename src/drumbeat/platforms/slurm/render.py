@@ -238,4 +238,5 @@ PLATFORM = Platform(
     problems=problems,
     rehearse=rehearse,
     connect=connect,
+    has_own_disk=lambda job: job.slurm.container is not None,
 )
