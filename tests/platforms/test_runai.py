@@ -562,7 +562,7 @@ def test_logs_and_stop_of_both_versions(fake):
 def test_what_runai_says_is_told(fake):
     found, wanted = client(fake | {"FAILS": "Error: you are not logged in"})
     with pytest.raises(
-        ConfigError, match=r"runai training tensorflow submit failed: .*not logged in"
+        ConfigError, match=r"submit failed:\n  noise\n  Error: you are not logged in$"
     ):
         found.submit(wanted, runai.render(wanted))
     with pytest.raises(ConfigError, match="not logged in"):

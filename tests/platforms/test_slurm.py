@@ -592,6 +592,10 @@ def test_slurms_own_words_are_shown(client, tmp_path):
 
 def test_answers_that_are_none(client, tmp_path):
     job = Job.model_validate(BASE)
+    programs(tmp_path, sbatch="printf 'one\\n  two\\n' >&2; exit 1")
+    with pytest.raises(ConfigError) as refused:
+        client.submit(job, render(job))
+    assert str(refused.value) == "sbatch ended with code 1 and said:\n  one\n    two"
     programs(tmp_path, sbatch="echo Welcome to the cluster")
     with pytest.raises(ConfigError, match="expected the number of a job"):
         client.submit(job, render(job))

@@ -55,6 +55,22 @@ def listed(items: Iterable[object], limit: int = 8) -> str:
     return ", ".join(texts[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
+def printed_by(text: str, otherwise: str = "nothing", limit: int = 10) -> str:
+    """What a program has printed, to stand after a colon: one line, or several indented below.
+
+    Args:
+        text: Its output.
+        otherwise: Stands for none.
+        limit: Of many lines the last ones are shown.
+    """
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    if len(lines) < 2:
+        return f" {lines[0].strip() if lines else otherwise}"
+    left = len(lines) - limit
+    above = [f"({left} more lines above)"] if left > 0 else []
+    return "".join(f"\n  {line}" for line in [*above, *lines[-limit:]])
+
+
 def nearest_job(name: str) -> str | None:
     """The valid job name that an unknown one most likely stands for, or None."""
     key = name.strip().lower().replace("-", "_")

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from drumbeat.cluster.wording import printed_by
 from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.model import Job
@@ -164,10 +165,8 @@ class ComposeClient:
         self._check_docker()
         process = self._run(["docker", *words], timeout_s=timeout_s)
         if process.returncode:
-            said = (process.stderr or "").strip().splitlines()
-            raise ConfigError(
-                f"docker {words[0]} failed: {said[-1] if said else f'code {process.returncode}'}"
-            )
+            said = printed_by(process.stderr or "", f"code {process.returncode}")
+            raise ConfigError(f"docker {words[0]} failed:{said}")
         return process.stdout or ""
 
     def _run(

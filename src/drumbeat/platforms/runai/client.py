@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from drumbeat.cluster.wording import printed_by
 from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.model import Job
@@ -148,11 +149,9 @@ class RunaiClient:
             self._check_runai()
         process = self._run(words, text_in)
         if process.returncode:
-            said = (process.stderr or process.stdout).strip().splitlines()
+            said = printed_by(process.stderr or process.stdout, f"code {process.returncode}")
             what = " ".join(word for word in words[:4] if not word.startswith("-"))
-            raise ConfigError(
-                f"{what} failed: {said[-1] if said else f'code {process.returncode}'}"
-            )
+            raise ConfigError(f"{what} failed:{said}")
         return process.stdout
 
     def _run(self, words: Sequence[str], text_in: str = "") -> subprocess.CompletedProcess[str]:

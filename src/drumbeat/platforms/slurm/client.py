@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from drumbeat.cluster.hostlist import expand
-from drumbeat.cluster.wording import shown
+from drumbeat.cluster.wording import printed_by, shown
 from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Rendered, Status
@@ -215,9 +215,8 @@ def _parse(text: str) -> dict[str, str]:
 
 
 def _refused(program: str, done: subprocess.CompletedProcess[str]) -> ConfigError:
-    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    text = " ".join(line.strip() for line in said) or "nothing"
-    return ConfigError(f"{program} ended with code {done.returncode} and said: {text}")
+    said = printed_by(done.stderr.strip() or done.stdout)
+    return ConfigError(f"{program} ended with code {done.returncode} and said:{said}")
 
 
 def _state(words: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drumbeat.cluster.wording import shown
+from drumbeat.cluster.wording import printed_by, shown
 from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms import command, token_file
 from drumbeat.platforms.deadline import within
@@ -249,7 +249,7 @@ def _entries(words: list[str]) -> Iterator[str]:
             f"gcloud took longer than {LOGS_TIMEOUT_S:g} s: {command.shell(words)}"
         ) from None
     if done.returncode:
-        raise ConfigError(f"gcloud failed: {_last(done.stderr)}")
+        raise ConfigError(f"gcloud failed:{printed_by(done.stderr)}")
     try:
         entries = json.loads(done.stdout or "[]")
     except ValueError:
@@ -273,8 +273,3 @@ def _followed(words: list[str]) -> Iterator[str]:
                 raise ConfigError(f"gcloud failed with code {code}: {command.shell(words)}")
         finally:
             run.terminate()
-
-
-def _last(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it says nothing"
