@@ -15,6 +15,7 @@ REFUSED = "AI Platform Training was shut down on 2025-01-31."
 # What has to be warned of in them, as it may be meant.
 WARNED = {
     "ai-platform-config.yaml": ["gcloud took them from --master-image-uri"],
+    "compose-tf-config.yaml": ["service worker0, service worker1 have no shm_size"],
     "compose-one-machine-each.yaml": ["no service is worker 1", "DATA_DIR", "/etc/keys/sa.json"],
     "docker-base.Dockerfile": ["neither CMD nor ENTRYPOINT"],
     "job-indexed.yaml": ["the Service tf-mw, which is not in the file"],
@@ -74,6 +75,7 @@ OURS = "command: [drumbeat, run, train.py]"
         ("job-queue.yaml", ("env: [{name: BR", "env: [{name: TF_CONFIG}, {name: BR"), "ism 2"),
         ("slurm-one-node.sbatch", ("--ntasks=8", "--ntasks=8 --nodes=2"), "not started by srun"),
         ("compose-one-machine-each.yaml", ("10.1.0.5:12345", "trainer2:12345"), "no service is"),
+        ("vertex-container.json", ("us-central1-docker.pkg.dev", "ghcr.io"), "Artifact Registry"),
         ("ai-platform-config.yaml", ("masterType: n1-highcpu-16", ""), "masterType is missing"),
     ],
 )

@@ -258,6 +258,7 @@ def _of_platform(platform: Platform) -> list[Result]:
     from drumbeat.control.doctor.result import error
     from drumbeat.platforms import needed
     from drumbeat.platforms.doctor import manifest as manifests
+    from drumbeat.platforms.doctor import stores
     from drumbeat.platforms.jobfile import read
 
     if platform.render is None:
@@ -274,7 +275,8 @@ def _of_platform(platform: Platform) -> list[Result]:
         )
     except ConfigError as problem:
         return [*found, error("platform", str(problem))]
-    return [*found, *manifests.check(manifest, platform)]
+    checked = manifests.check(manifest, platform)
+    return [*stores.left_of_job(found, checked, platform.name, job), *checked]
 
 
 def _together(

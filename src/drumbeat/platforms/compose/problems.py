@@ -34,6 +34,7 @@ def problems(manifest: Manifest) -> list[str]:
     found: list[str] = []
     for service in training:
         found += _of_service(service, {each.name for each in training})
+    found += _shm(training)
     found += _together(training, {host for each in services for host in each.hosts})
     found += _written_secrets(manifest, training)
     unset = sorted(interpolation.unset)
@@ -81,11 +82,19 @@ def _of_service(service: Service, training: set[str]) -> Iterator[str]:
             f"{where} has {_KEY_FILE}={key_file}, and no volume or secret that would put it "
             "there; mount it, read-only."
         )
-    shm = given.get("shm_size")
-    if shm is None and len(training) > 1 and given.get("ipc") is None:
+
+
+def _shm(training: Sequence[Service]) -> Iterator[str]:
+    small = [
+        f"service {each.name}"
+        for each in training
+        if each.given.get("shm_size") is None and each.given.get("ipc") is None
+    ]
+    if small and len(training) > 1:
+        has = "has" if len(small) == 1 else "have"
         yield Advice(
-            f"{where} has no shm_size: /dev/shm is 64 MiB then, too little for NCCL between GPUs "
-            "and for data loaders in processes; write shm_size: 2g."
+            f"{listed(small)} {has} no shm_size: /dev/shm is 64 MiB then, too little for NCCL "
+            "between GPUs and for data loaders in processes; write shm_size: 2g."
         )
 
 

@@ -206,7 +206,7 @@ def _needed(job: Job) -> Iterator[str]:
 
 PLATFORM = Platform(
     name="docker",
-    title="A Dockerfile",
+    title="Docker",
     render=render,
     recognises=rehearsal.recognises,
     rehearse=rehearsal.rehearse,

@@ -85,13 +85,16 @@ def advice(job: CustomJob) -> list[str]:
     """What is taken, but may not be what its author means; a sentence each."""
     spec = job.jobSpec
     found: list[str] = []
+    said: set[str] = set()
     for index, pool in enumerate(spec.workerPoolSpecs[:MOST_POOLS]):
         where = f"workerPoolSpecs[{index}]"
         machine = pool.machineSpec or MachineSpec()
         if problem := pair_problem(machine.machineType, machine.acceleratorType):
             found.append(f"{where}.machineSpec: {problem}")
-        if problem := _registry_problem(pool):
+        problem = _registry_problem(pool)
+        if problem is not None and problem not in said:  # pools mostly have one image
             found.append(f"{where}.containerSpec: {problem}")
+            said.add(problem)
         names = {each.name for each in pool.task.env} if pool.task else set()
         for name in sorted(names & {"TF_CONFIG", "CLUSTER_SPEC"}):
             found.append(f"{where} sets {name}, which Vertex AI sets, for each replica another.")
