@@ -120,3 +120,53 @@ def test_a_working_folder_that_is_gone(tmp_path):
     )
     assert done.returncode == 2
     assert done.stderr.startswith("drumbeat: The working folder can't be used")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+@pytest.mark.parametrize(
+    ("script", "code", "message"),
+    [
+        ('"$0" -m drumbeat render >/dev/full', 1, "drumbeat: No space left on device."),
+        ('"$0" -m drumbeat --help >/dev/full', 1, "drumbeat: No space left on device."),
+        ('"$0" -m drumbeat render nowhere 2>/dev/full', 2, ""),
+        ('"$0" -m drumbeat render | true; exit ${PIPESTATUS[0]}', 1, ""),
+    ],
+)
+def test_a_screen_that_takes_nothing(tmp_path, script, code, message):
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr.strip() == message
+    assert done.returncode == code
+
+
+def test_what_the_machine_lacks_is_said_without_a_traceback(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "job.sbatch").write_text("#!/bin/bash\n#SBATCH -N2\nsrun drumbeat run train.py\n")
+    script = 'ulimit -n 12; exec "$0" -m drumbeat rehearse job.sbatch --timeout 60'
+    done = subprocess.run(
+        ["bash", "-c", script, sys.executable],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode in (1, 2), done.stdout
+    assert done.stderr.startswith("drumbeat: ")
+    assert done.stderr.endswith("Too many open files.\n")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_option_for_another_folder_is_that_of_the_command(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "job.sbatch").write_text("#!/bin/bash\n#SBATCH -N2\nsrun drumbeat run train.py\n")
+    (tmp_path / "runs").write_text("no folder")
+    result = drumbeat("rehearse", "job.sbatch", folder=tmp_path)
+    assert result.returncode == 2
+    assert "Give another one with --folder." in result.stderr

@@ -13,13 +13,14 @@ import jsonschema
 import pytest
 
 from drumbeat.cluster.spec import ClusterSpec
-from drumbeat.errors import ConfigError
+from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms import registry
 from drumbeat.platforms.compose import render as compose
 from drumbeat.platforms.compose.client import ComposeClient
 from drumbeat.platforms.compose.interpolation import Interpolation
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.merged import Merged
 from drumbeat.platforms.platform import Manifest
 
 SCHEMA = jsonschema.Draft7Validator(
@@ -486,7 +487,9 @@ case "$1 $2" in
   "inspect --format") echo exited;;
   "inspect "*) cat "$CALLS.inspect";;
   "network ls") echo net1;;
-  "logs --timestamps") echo "2026-01-01T00:00:00Z one"; echo "2026-01-01T00:00:01Z two" >&2;;
+  "logs --timestamps")
+    [ -n "$NO_LOGS" ] && { echo "2026-01-01T00:00:00Z odd"; exit 1; }
+    echo "2026-01-01T00:00:00Z one"; echo "2026-01-01T00:00:01Z two" >&2;;
 esac
 """
 
@@ -627,6 +630,56 @@ def test_logs_of_all_or_one(fake):
     assert list(client.logs("digits", task="b", follow=False)) == ["b: one", "b: two"]
     with pytest.raises(ConfigError, match="digits has no c; expected one of a, b"):
         next(client.logs("digits", task="c", follow=False))
+
+
+def test_logs_that_cant_be_read_are_a_failure(fake):
+    have(fake, container("a", "exited"), container("b", "exited"))
+    lines = ComposeClient(job(), environ=fake | {"NO_LOGS": "1"}).logs(
+        "digits", task=None, follow=False
+    )
+    assert sorted([next(lines), next(lines)]) == ["a: odd", "b: odd"]
+    with pytest.raises(DrumbeatError, match="docker ended with code 1; what it says is above"):
+        next(lines)
+
+
+def test_a_program_that_is_gone_meanwhile_is_a_failure():
+    merged = Merged()
+    merged.start(lambda: merged.run(["/no/such/program"], {}))
+    with pytest.raises(ConfigError, match="/no/such/program can't be started: No such file"):
+        next(merged.lines())
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "<html>", "5", "[5]", "[{}]", '[{"Id": "a"}]', '[{"Id": 1, "Config": {"Labels": null}}]',
+     '[{"Id": "a", "Name": "a", "Config": {"Labels": {}}, "State": "up"}]'],
+)  # fmt: skip
+def test_answers_that_are_none(fake, said):
+    have(fake, container("a", "running"))
+    Path(fake["CALLS"] + ".inspect").write_text(said)
+    client = ComposeClient(job(), environ=fake)
+    for call in (client.status, client.stop):
+        with pytest.raises(ConfigError, match="docker inspect gave an answer that can't be read"):
+            call("digits")
+
+
+def test_answers_in_other_encodings(fake):
+    one = container("caf\xe9", "running")
+    have(fake, one)
+    text = json.dumps([one], ensure_ascii=False)
+    Path(fake["CALLS"] + ".inspect").write_bytes(text.encode("latin-1"))
+    assert ComposeClient(job(), environ=fake).status("digits").state == "running"
+
+
+@pytest.mark.parametrize("status", ["running", "restarting", "paused"])
+def test_a_job_that_runs_is_not_begun_again(fake, tmp_path, status):
+    have(fake, container("chief", "exited"), container("worker-0", status))
+    client = ComposeClient(job(), environ=fake, folder=tmp_path)
+    with pytest.raises(ConfigError, match="digits runs here already.*drumbeat stop compose digits"):
+        client.submit(job(), compose.render(job()))
+    assert not any(" up " in line for line in calls(fake))
+    have(fake, container("chief", "exited"), container("worker-0", "exited", 1))
+    assert client.submit(job(), compose.render(job())) == "digits"
 
 
 def test_stop_takes_containers_and_networks_away(fake):

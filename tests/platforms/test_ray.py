@@ -540,6 +540,30 @@ def test_what_a_server_answers(client, error, message):
     assert message in str(found.value)
 
 
+def test_a_number_in_a_name_is_no_answer(client):
+    error = RuntimeError("Request failed with status code 500: digits-a4041300 is odd")
+    sys.modules["ray.job_submission"].JobSubmissionClient = failing(error)
+    with pytest.raises(ConfigError, match="failed: Request failed with status code 500"):
+        client.status("digits-a4041300")
+
+
+class HandshakeError(Exception):
+    """As one of aiohttp's, which is neither an OSError nor a RuntimeError."""
+
+
+@pytest.mark.parametrize("error", [HandshakeError("500, invalid\nresponse"), HandshakeError("")])
+def test_the_end_of_the_output_may_be_an_error(client, monkeypatch, error):
+    async def tail(self, job_id):
+        yield "node-0: a\n"
+        raise error
+
+    monkeypatch.setattr(Server, "tail_job_logs", tail)
+    lines = client.logs(client.submit(job(), platform.render(job())), task=None, follow=True)
+    assert next(lines) == "node-0: a"
+    with pytest.raises(DrumbeatError, match="ended the output: (500, invalid|HandshakeError)$"):
+        next(lines)
+
+
 def test_without_ray(client, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray.job_submission", None)
     with pytest.raises(ConfigError, match=r'pip install "drumbeat\[ray\]"'):

@@ -544,6 +544,24 @@ def test_logs_are_where_slurm_says(client, tmp_path):
     assert list(client.logs("41", task=None, follow=False)) == ["0: a"]
 
 
+def test_logs_of_a_folder_with_spaces(client, tmp_path):
+    folder = tmp_path / "a folder = x"
+    folder.mkdir()
+    (folder / "digits-41.out").write_text("0: a\n")
+    programs(tmp_path, scontrol=SCONTROL.replace("$PWD/digits", "$PWD/a folder = x/digits"))
+    assert list(client.logs("41", task=None, follow=False)) == ["0: a"]
+    assert client.status("41").detail == "RUNNING, requeues: 1"
+
+
+def test_logs_that_another_user_may_not_see(client, tmp_path, monkeypatch):
+    def refused(path, **_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refused)
+    with pytest.raises(ConfigError, match="or where it can't be seen from here"):
+        list(client.logs("41", task=None, follow=False))
+
+
 def test_logs_follow_until_the_job_has_ended(client, tmp_path, monkeypatch):
     monkeypatch.setattr(slurm_client, "POLL_S", 0.01)
     monkeypatch.setattr(slurm_client, "_LAST_OUTPUT_S", 0.05)
@@ -588,6 +606,15 @@ def test_slurms_own_words_are_shown(client, tmp_path):
         client.submit(job, render(job))
     with pytest.raises(ConfigError, match="Unable to contact slurm controller"):
         client.status("41")
+
+
+def test_the_last_of_many_words_is_shown(client, tmp_path):
+    programs(tmp_path, sbatch="for i in $(seq 100); do echo line $i >&2; done; exit 1")
+    job = Job.model_validate(BASE)
+    with pytest.raises(ConfigError) as refused:
+        client.submit(job, render(job))
+    assert "said:\n  (90 more lines above)\n  line 91" in str(refused.value)
+    assert str(refused.value).endswith("line 100")
 
 
 def test_answers_that_are_none(client, tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from typing import NoReturn
 
 from drumbeat.launch.signals import exit_quietly
 
@@ -16,12 +18,44 @@ def main() -> None:
     from drumbeat.errors import DrumbeatError
 
     try:
-        _check_folder()
-        _check_first(sys.argv[1:])
-        app(prog_name="drumbeat")
+        try:
+            _check_folder()
+            _check_first(sys.argv[1:])
+            app(prog_name="drumbeat")
+        finally:
+            _flush()
     except DrumbeatError as error:
-        print(error.printed(), file=sys.stderr)
-        sys.exit(error.exit_code)
+        _end(error.printed(), error.exit_code)
+    except BrokenPipeError:  # whoever reads has enough, as head has
+        _silence(1)
+        sys.exit(1)
+    except OSError as error:
+        _silence(1)
+        # Of the machine, wherever it shows first: no space, no descriptors, no permission.
+        place = f"{error.filename}: " if isinstance(error.filename, (str, bytes)) else ""
+        _end(f"drumbeat: {place}{error.strerror or error}.", 1)
+
+
+def _flush() -> None:
+    """Writes what print has kept, while a failure can still be told."""
+    if sys.stdout is not None and not sys.stdout.closed:
+        sys.stdout.flush()
+
+
+def _end(text: str, code: int) -> NoReturn:
+    """Ends the process with a message, as far as there is somewhere to write it."""
+    try:
+        if sys.stderr is not None:
+            print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _silence(2)
+    sys.exit(code)
+
+
+def _silence(stream: int) -> None:
+    """Has what can't be written not be tried again while Python ends, with another exit code."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
 
 
 def _check_folder() -> None:

@@ -87,7 +87,9 @@ def rehearse(
         environ=os.environ,
         variables=variables or (),
         make_folder=lambda: make_folder(
-            Path(folder) if folder else None, f"rehearse-{datetime.now():%Y%m%d-%H%M%S}"
+            Path(folder) if folder else None,
+            f"rehearse-{datetime.now():%Y%m%d-%H%M%S}",
+            "--folder",
         ),
     )
     raise typer.Exit(rehearsing.rehearse(chosen, given, options))

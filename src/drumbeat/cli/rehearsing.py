@@ -225,10 +225,11 @@ def together(reports: Mapping[str, Report]) -> tuple[str, bool]:
     some = next(iter(training.values()))
     # Those that serve a coordinator on another node count none.
     steps = min((report.steps for report in training.values() if report.steps), default=0)
-    workers = f"{some.workers} workers trained together" if some.workers > 1 else "1 worker trained"
     met = f"The agents of {some.nodes} processes found each other. " if some.nodes > 1 else ""
-    count = f"{steps} steps" if steps else "no step that is counted"
-    return f"Succeeded. {met}{workers.capitalize()}: {count}.", False
+    if not steps:
+        return f"Succeeded. {met}The script has ended without a step that is counted.", False
+    workers = f"{some.workers} workers trained together" if some.workers > 1 else "1 worker trained"
+    return f"Succeeded. {met}{workers.capitalize()}: {steps} steps.", False
 
 
 def _say(text: str) -> None:

@@ -30,11 +30,16 @@ def make_run_dir(settings: RunSettings) -> Path:
     return make_folder(settings.run_dir, settings.run_name)
 
 
-def make_folder(given: Path | None, name: str) -> Path:
+def make_folder(given: Path | None, name: str, option: str = "--run-dir") -> Path:
     """Makes the folder `given`, or else `runs/<name>`, and returns its absolute path.
 
-    A folder given with --run-dir may exist; the default one never does, so that
+    A folder that is given may exist; the default one never does, so that
     two runs that start in the same second do not share it.
+
+    Args:
+        given: As `option` names it.
+        name: Of the default folder.
+        option: Which names another one, for the message.
 
     Raises:
         ConfigError: It can't be made or written.
@@ -50,7 +55,7 @@ def make_folder(given: Path | None, name: str) -> Path:
     except OSError as error:
         raise ConfigError(
             f"The run's folder {wanted} can't be written: {error.strerror or error}. Give another "
-            "one with --run-dir."
+            f"one with {option}."
         ) from None
     return made.resolve()
 

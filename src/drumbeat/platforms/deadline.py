@@ -12,13 +12,17 @@ from drumbeat.errors import DrumbeatError
 T = TypeVar("T")
 
 
-def within(timeout_s: float, call: Callable[[], T], what: str) -> T:
+NETWORK = "Check the network and the credentials."
+
+
+def within(timeout_s: float, call: Callable[[], T], what: str, hint: str = NETWORK) -> T:
     """What `call` returns or raises.
 
     Args:
         timeout_s: How long it may take; after that it goes on in a thread that nobody waits for.
         call: The call.
         what: For the message, as in "Reading gs://bucket/file".
+        hint: What to do then.
 
     Raises:
         DrumbeatError: It took longer.
@@ -35,9 +39,7 @@ def within(timeout_s: float, call: Callable[[], T], what: str) -> T:
     try:
         answer, error = answers.get(timeout=timeout_s)
     except queue.Empty:
-        raise DrumbeatError(
-            f"{what} took longer than {timeout_s:g} s. Check the network and the credentials."
-        ) from None
+        raise DrumbeatError(f"{what} took longer than {timeout_s:g} s. {hint}") from None
     if error is not None:
         raise error
     return answer  # pyright: ignore[reportReturnType]

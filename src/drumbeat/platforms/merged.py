@@ -8,6 +8,8 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from drumbeat.errors import ConfigError, DrumbeatError
+
 _POLL_S = 1.0
 _MAX_LINES = 1000
 
@@ -20,6 +22,7 @@ class Merged:
         self._processes: list[subprocess.Popen[str]] = []
         self._ended = threading.Event()
         self._readers = 0
+        self._errors: list[DrumbeatError] = []
 
     @property
     def is_ended(self) -> bool:
@@ -32,7 +35,11 @@ class Merged:
         threading.Thread(target=self._read, args=(read,), name="drumbeat-logs", daemon=True).start()
 
     def lines(self) -> Iterator[str]:
-        """Lines until all readers have ended; whoever stops early ends the rest."""
+        """Lines until all readers have ended; whoever stops early ends the rest.
+
+        Raises:
+            DrumbeatError: The first that a reader has raised, after the lines of all.
+        """
         left = self._readers
         try:
             while left:
@@ -41,28 +48,41 @@ class Merged:
                     left -= 1
                 else:
                     yield line
+            if self._errors:
+                raise self._errors[0]
         finally:
             self._ended.set()
             for process in self._processes:
                 process.kill()
 
     def run(self, words: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
-        """The output of a program, for a reader. It is killed where nobody wants more."""
-        process = subprocess.Popen(
-            words,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=dict(env),
-            text=True,
-            errors="replace",
-        )
+        """The output of a program, for a reader. It is killed where nobody wants more.
+
+        Raises:
+            DrumbeatError: It can't be started, or has failed.
+        """
+        try:
+            process = subprocess.Popen(
+                words,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=dict(env),
+                text=True,
+                errors="replace",
+            )
+        except OSError as error:
+            raise ConfigError(f"{words[0]} can't be started: {error.strerror or error}.") from None
         self._processes.append(process)
         if self.is_ended:
             process.kill()
         with process:
             for text in process.stdout or ():
                 yield text.rstrip("\n")
+        if process.returncode and not self.is_ended:
+            raise DrumbeatError(
+                f"{words[0]} ended with code {process.returncode}; what it says is above."
+            )
 
     def wait(self, seconds: float) -> None:
         """Waits, or until nobody wants more."""
@@ -72,6 +92,8 @@ class Merged:
         try:
             for line in read():
                 self._put(line)
+        except DrumbeatError as error:
+            self._errors.append(error)
         finally:
             self._put(None)
 

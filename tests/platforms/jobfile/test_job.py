@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from drumbeat.errors import ConfigError
-from drumbeat.platforms.jobfile import hints, read
+from drumbeat.errors import ConfigError, DrumbeatError
+from drumbeat.platforms.jobfile import documents, hints, read
 from drumbeat.platforms.jobfile.model import Job
 
 BASE = "name: digits\nscript: train.py\n"
@@ -412,7 +414,17 @@ def test_a_file_that_is_none(tmp_path, make, message):
     make(path)
     with pytest.raises(ConfigError) as refused:
         read.read(path)
-    assert message in str(refused.value)
+    assert str(refused.value).startswith(f"{path} {message}")
+
+
+def test_a_pipe_is_read_and_one_that_nobody_writes_to_is_not_waited_for(tmp_path, monkeypatch):
+    pipe = tmp_path / "drumbeat.yaml"
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_text, args=("name: a\nscript: a.py\n",)).start()
+    assert read.read(pipe).name == "a"
+    monkeypatch.setattr(documents, "_PIPE_S", 0.1)
+    with pytest.raises(DrumbeatError, match="drumbeat.yaml took longer than 0.1 s. It is no file"):
+        read.read(pipe)
 
 
 def test_a_path_that_is_none():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import http.server
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -21,6 +23,7 @@ from drumbeat.platforms import registry
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.kubernetes import api as kubernetes_api
 from drumbeat.platforms.kubernetes import client as kubernetes_client
+from drumbeat.platforms.kubernetes.status import newest, state_of
 
 kmock = pytest.importorskip("kmock", reason="kmock needs Python 3.11")
 
@@ -597,3 +600,53 @@ def test_answers_that_the_client_trips_over():
 
     with pytest.raises(ConfigError, match="can't be read, asked to list the pods"):
         kubernetes_api.Server(None, None).call("list the pods", trip)
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"status": "x"},
+        {"status": {"conditions": ["x", None]}},
+        {"status": {"conditions": {"a": 1}}},
+        {"metadata": "x"},
+        {"status": {"conditions": [{"type": ["Failed"], "status": "True"}]}},
+    ],
+)
+def test_objects_that_are_none_of_the_operators(item):
+    server = kubernetes_api.Server(None, None)
+    with pytest.raises(ConfigError, match="can't be read, asked to read the TFJob"):
+        server.understood("read the TFJob", state_of, item, [])
+
+
+def test_pods_that_are_none():
+    pod = types.SimpleNamespace(
+        metadata=types.SimpleNamespace(
+            name="a", uid="u", labels=None, annotations=None, creation_timestamp=None
+        ),
+        spec=None,
+        status=None,
+    )
+    server = kubernetes_api.Server(None, None)
+    with pytest.raises(ConfigError, match="can't be read, asked to list the pods"):
+        server.understood("list the pods", newest, [pod])
+
+
+def test_a_busy_server_is_not_waited_for_as_long_as_it_says(monkeypatch, connect, tmp_path):
+    class Busy(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802
+            self.send_response(429)
+            self.send_header("Retry-After", "3600")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Busy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        (tmp_path / "config").write_text(CONFIG.format(url=url))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        with pytest.raises(ConfigError, match=r"refused to read the TFJob digits \(429\)"):
+            connect()[0].status("digits")
+        server.shutdown()

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drumbeat.cluster.wording import printed_by
+from drumbeat.cluster.wording import printed_by, shown
 from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.model import Job
@@ -56,7 +56,12 @@ class ComposeClient:
         env.setdefault(command.TOKEN, secrets.token_hex(32))
         _check_variables(rendered.main, env)
         compose = self._compose()
-        self._containers(job.name)  # says so where no daemon answers
+        # With another token Compose would make them anew, and the job begin again.
+        if any(each["State"]["Status"] in _LIVING for each in self._inspected(job.name)):
+            raise ConfigError(
+                f"{job.name} runs here already. Give the job another name, or end that one: "
+                f"drumbeat stop compose {job.name}"
+            )
         process = self._run(
             [*compose, *_up(job.name, self._folder)],
             timeout_s=_UP_TIMEOUT_S,
@@ -129,17 +134,28 @@ class ComposeClient:
         return text.strip() in _LIVING
 
     def _found(self, job_id: str) -> list[Any]:
-        containers = self._containers(job_id)
+        containers = self._inspected(job_id)
         if not containers:
             raise ConfigError(
                 f"docker has no containers of a project {job_id}; expected one that was submitted "
                 "here and not stopped. `docker compose ls --all` lists them."
             )
-        found = json.loads(self._docker(["inspect", *containers]))
-        return sorted(found, key=_service)
+        return containers
 
-    def _containers(self, job_id: str) -> list[str]:
-        return self._docker(["ps", "--all", "--quiet", "--filter", _label(job_id)]).split()
+    def _inspected(self, job_id: str) -> list[Any]:
+        """What docker knows of the project's containers, by service."""
+        ids = self._docker(["ps", "--all", "--quiet", "--filter", _label(job_id)]).split()
+        text = self._docker(["inspect", *ids]) if ids else "[]"
+        try:
+            found = sorted(json.loads(text), key=_service)
+            for each in found:
+                _ = each["Id"], each["State"]["Status"], each["State"]["ExitCode"], _words(each)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(
+                f"docker inspect gave an answer that can't be read: {shown(text, 200)}. Is it "
+                "Docker's own program?"
+            ) from None
+        return found
 
     def _compose(self) -> list[str]:
         """The command that there is: the plugin, or the older program."""
@@ -188,6 +204,7 @@ class ComposeClient:
                 cwd=self._folder,
                 timeout=timeout_s,
                 text=True,
+                errors="replace",
                 check=False,
             )
         except subprocess.TimeoutExpired:

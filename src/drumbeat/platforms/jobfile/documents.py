@@ -16,6 +16,7 @@ from typing import Any
 
 from drumbeat.cluster.wording import shown
 from drumbeat.errors import ConfigError
+from drumbeat.platforms.deadline import within
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,6 +28,7 @@ MAX_SIZE_BYTES = 1024**2
 MAX_VALUES = 100_000
 """A YAML file of a few lines can stand for any number of values."""
 MAX_DEPTH = 64
+_PIPE_S = 30.0
 
 MAX_DIGITS = 300
 _HALVES = re.compile("[\ud800-\udbff][\udc00-\udfff]")
@@ -71,14 +73,20 @@ def read_text(path: Path) -> str:
 
     Raises:
         ConfigError: It is not there, not text, or too large.
+        DrumbeatError: It is a pipe that nobody writes to.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_SIZE_BYTES + 1)
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder; expected a file.") from None
+        if path.is_dir():
+            raise IsADirectoryError
+        if path.is_file():
+            data = _first_bytes(path)
+        else:
+            hint = "It is no file but a pipe or a device, which nobody ends; expected a file."
+            data = within(_PIPE_S, lambda: _first_bytes(path), f"Reading {path}", hint)
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist (looked in {Path.cwd()}).") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; expected a file.") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror or error}.") from None
     except ValueError as error:
@@ -89,6 +97,11 @@ def read_text(path: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not text in UTF-8.") from None
+
+
+def _first_bytes(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_SIZE_BYTES + 1)
 
 
 def parse_yaml(text: str, name: str) -> list[Document]:

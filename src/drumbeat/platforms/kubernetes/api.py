@@ -102,6 +102,17 @@ class Server:
                 return answer
         raise self._unreadable(what, answer)
 
+    def understood(self, what: str, read: Callable[..., Any], *answers: Any) -> Any:
+        """What `read` makes of answers, in which parts may be missing or of another kind.
+
+        Raises:
+            ConfigError: It makes nothing of them.
+        """
+        try:
+            return read(*answers)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise self._unreadable(what, str(error)) from None
+
     def _unreadable(self, what: str, answer: object) -> ConfigError:
         return ConfigError(
             f"{self._where()} gave an answer that can't be read, asked to {what}: "
@@ -202,5 +213,8 @@ def _connected(context: str | None) -> tuple[Any, str | None]:
 
 
 def _with_retries(settings: Any) -> Any:
-    settings.retries = _RETRIES
+    from urllib3 import Retry
+
+    # A busy server may ask for an hour's wait.
+    settings.retries = Retry(_RETRIES, respect_retry_after_header=False)
     return settings

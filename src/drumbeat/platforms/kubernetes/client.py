@@ -111,7 +111,7 @@ class KubernetesClient:
         """
         space, name = self._split(job_id)
         item, tasks = self._get(space, name), self._tasks(space, name)
-        state, detail = state_of(item, tasks.values())
+        state, detail = self._state(item, tasks)
         return Status(
             job_id=f"{space}/{name}",
             state=state,
@@ -129,7 +129,7 @@ class KubernetesClient:
         reader = Reader(self._server, space)
         while True:
             item, tasks = self._get(space, name), self._tasks(space, name)
-            state, detail = state_of(item, tasks.values())
+            state, detail = self._state(item, tasks)
             is_final = state in _FINAL
             if task is not None and task not in tasks and (is_final or not follow or tasks):
                 raise ConfigError(
@@ -154,9 +154,9 @@ class KubernetesClient:
         space, name = self._split(job_id)
         item = self._get(space, name)
         self._delete(space, self._target.kind, name)
-        runtime = item.get("spec", {}).get("runtimeRef", {})
-        if runtime.get("kind") in _PLURALS and runtime.get("name") == name:
-            self._delete_own_runtime(space, runtime["kind"], name)
+        kind = self._server.understood(f"read {self._target.kind} {name}", _runtime, item, name)
+        if kind in _PLURALS:
+            self._delete_own_runtime(space, kind, name)
         self._delete_token(space, f"{name}-drumbeat")
 
     def _create(self, space: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -232,13 +232,18 @@ class KubernetesClient:
         )
 
     def _tasks(self, space: str, name: str) -> dict[str, Task]:
+        what = f"list the pods of {name}"
         found = self._server.call(
-            f"list the pods of {name}",
+            what,
             self._server.core().list_namespaced_pod,
             space,
             label_selector=SELECTORS[self._target.kind].format(name=name),
         )
-        return newest(found.items)
+        return self._server.understood(what, newest, found.items)
+
+    def _state(self, item: Mapping[str, Any], tasks: Mapping[str, Task]) -> tuple[str, str]:
+        what = f"read the {self._target.kind}"
+        return self._server.understood(what, state_of, item, tasks.values())
 
     def _check_installed(self, kind: str) -> None:
         """Says what is missing where the server knows no such kind.
@@ -312,6 +317,12 @@ class KubernetesClient:
     def _split(self, job_id: str) -> tuple[str, str]:
         space, slash, name = job_id.rpartition("/")
         return (space if slash else self._server.namespace), name
+
+
+def _runtime(item: Mapping[str, Any], name: str) -> str | None:
+    """The kind of the job's own runtime, if it has one."""
+    runtime = item.get("spec", {}).get("runtimeRef", {})
+    return runtime.get("kind") if runtime.get("name") == name else None
 
 
 def _has_token(job: Job, rendered: Rendered) -> bool:

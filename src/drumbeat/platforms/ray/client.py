@@ -112,8 +112,9 @@ class RayClient:
                     rest += loop.run_until_complete(chunks.__anext__())
                 except StopAsyncIteration:
                     break
-                except (RuntimeError, OSError) as error:
-                    raise DrumbeatError(f"Ray's job server ended the output: {error}") from None
+                except Exception as error:  # of several libraries
+                    why = _first_line(error)
+                    raise DrumbeatError(f"Ray's job server ended the output: {why}") from None
                 *lines, rest = rest.split("\n")
                 yield from lines
             if rest:
@@ -142,8 +143,7 @@ class RayClient:
 
 
 def _explained(error: Exception, what: str, address: str) -> str:
-    text = str(error).strip()
-    first = text.splitlines()[0] if text else type(error).__name__
+    text, first = str(error), _first_line(error)
     if type(error).__name__ == "AuthenticationError":
         return (
             f"Ray's job server at {address} wants a token. Set RAY_AUTH_MODE=token, and "
@@ -154,14 +154,19 @@ def _explained(error: Exception, what: str, address: str) -> str:
             f"No job server of Ray answers at {address}. Is the cluster up, with its dashboard, "
             "and the port forwarded? Set ray.address in the job file, or RAY_ADDRESS."
         )
-    if "413" in text:
+    if re.search(r"\b413\b", text):
         return (
             "The folder is larger than the 100 MB that Ray's job server takes. Leave more out by "
             "ray.runtime_env.excludes, or put the folder's archive where working_dir can name it."
         )
-    if "404" in text or "does not exist" in text:
+    if re.search(r"\b404\b", text) or "does not exist" in text:
         return f"Ray knows no such job at {address}: {first}"
     return f"{what} failed: {first}"
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def _request(rendered: Rendered) -> dict[str, Any]:

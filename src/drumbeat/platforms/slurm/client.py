@@ -22,6 +22,7 @@ _LAST_OUTPUT_S = 3.0
 """A network file system may show the end of the output some time after the job's."""
 _READ_BYTES = 1 << 20
 _ID = re.compile(r"\d{1,12}(_\d{1,9}|\+\d{1,9})?", re.ASCII)
+_FIELD = re.compile(r"(?:^|\s)([A-Z][\w/:]*)=(.*?)(?=\s[A-Z][\w/:]*=|\s*$)")
 _NO_SUCH_JOB = "Invalid job id"
 _STATES = {
     "pending": "PENDING CONFIGURING REQUEUED REQUEUE_FED REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT",
@@ -89,7 +90,8 @@ class SlurmClient:
         if task is not None and tasks and task not in tasks:
             raise ConfigError(f"{job_id} has no task {task}; expected one of {', '.join(tasks)}.")
         path = self._output(job_id, fields)
-        if not path.exists() and not (follow and _state(fields["JobState"]) in _LIVING):
+        # os.path, since a Path raises where a folder of another user's is in the way.
+        if not os.path.exists(path) and not (follow and _state(fields["JobState"]) in _LIVING):
             raise ConfigError(
                 f"{job_id} has printed nothing yet, or where it can't be seen from here: there is "
                 f"no {path}. It is {fields['JobState']}."
@@ -209,7 +211,8 @@ class SlurmClient:
 def _parse(text: str) -> dict[str, str]:
     """The fields of `scontrol --oneliner show job`; of a heterogeneous job, the first's."""
     line = text.strip().splitlines()[0] if text.strip() else ""
-    found = dict(re.findall(r"(?:^|\s)([A-Z][\w/:]*)=(\S*)", line))
+    # Values may have spaces, such as paths.
+    found = dict(_FIELD.findall(line))
     found.setdefault("JobState", "UNKNOWN")
     return found
 
