@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
 
 from drumbeat import __version__
 from drumbeat.cluster import launched_by
 from drumbeat.errors import ConfigError
-from drumbeat.platforms import registry
+from drumbeat.platforms import left_out, registry
 from drumbeat.platforms.docker import rehearsal
 from drumbeat.platforms.docker import render as docker
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Process
+from drumbeat.platforms.ray import render as ray
 
 NO_PLACES: Any = None  # a container alone needs none
 KNOWN = {"FROM", "ENV", "RUN", "WORKDIR", "COPY", "USER", "CMD"}
@@ -192,6 +194,57 @@ def test_code_goes_in(path):
 def test_the_jobs_script_goes_in_wherever_it_lies():
     assert is_ignored("data/x.py", job())
     assert not is_ignored("data/x.py", job(script="data/x.py"))
+
+
+def write(*names: str) -> None:
+    for name in names:
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("x")
+
+
+def test_what_the_job_file_names_goes_in_but_no_key():
+    write("data/x.npz", "data/y.npz", "models/pre.keras", "models/b.h5", "secrets/key", "train.py")
+    wanted = job(data="data/x.npz", args=["models/pre.keras", "--base=models/b.h5", "secrets/key"])
+    for path in ("data/x.npz", "models/pre.keras", "models/b.h5"):
+        assert not is_ignored(path, wanted)
+        assert is_ignored(path, job())
+    for path in ("data/y.npz", "secrets/key", "data/.env"):
+        assert is_ignored(path, wanted)
+    assert is_ignored("data/.env", job(data="data"))
+    assert not is_ignored("data/y.keras", job(data="data"))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"data": "data/x"}, {"data": "data"}, {"script": "secrets/train.py"},
+     {"args": ["data/sub/z", "a b/[c]*.keras", "data/x"]}, {"script": "./data/train.py"}],
+)  # fmt: skip
+def test_ray_is_given_what_the_image_has(keys):
+    """By Ray's own rule: as git's, it looks into no folder that is left out."""
+    pathspec = pytest.importorskip("pathspec")
+    write("data/x", "data/sub/z", "data/.env", "a b/[c]*.keras", "a b/c.keras", "secrets/train.py",
+          "secrets/other", "data/train.py", "data/sub/other")  # fmt: skip
+    excludes = ray.render(job(**keys)).main
+    lines = YAML(typ="safe").load(excludes)["runtime_env"]["excludes"]
+    spec = pathspec.PathSpec.from_lines("gitignore", lines)
+    ignore = docker.render(job(**keys)).files[".dockerignore"].splitlines()
+    for path in Path().rglob("*"):
+        if path.is_file():
+            heads = [path, *list(path.parents)[:-1]]
+            by_ray = any(spec.match_file(str(head)) for head in heads)
+            assert by_ray == left_out.is_left_out(str(path), ignore), path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "is_out"),
+    [("a", "a/b", True), ("a", "b/a", False), ("**/a", "b/c/a", True), ("**/a", "a", True),
+     ("*.py", "a/b.py", False), ("a?c", "abc", True), ("[ab]", "b", True), ("/a/", "a/x", True),
+     ("# a", "# a", False), ("a/**", "a/b/c", True), ("\\*", "*", True), ("\\*", "a", False),
+     ("[z-a]", "z", False), ("[", "[", True), ("./a", "a", True), ("", "a", False)],
+)  # fmt: skip
+def test_a_line_of_dockerignore(pattern, path, is_out):
+    assert left_out.is_left_out(path, [pattern]) == is_out
+    assert not left_out.is_left_out(path, [pattern, f"!{path.replace('*', chr(92) + '*')}"])
 
 
 def rehearsed(text: str, name: str = "Dockerfile") -> Process:

@@ -140,6 +140,11 @@ JOBS = [
     ("requirements", ERROR, {"docker": {"requirements": "needs.txt"}},
      {"requirements_name": "needs.txt"}, "needs.txt, which is not in the job file's folder",
      ({"docker": {"requirements": "needs.txt"}}, {"requirements": "numpy"})),
+    ("image", ERROR, {"data": "keys/sa.json"}, {"has_data": True, "named": ("keys/sa.json",)},
+     "keys/sa.json has the name of a key", ({"data": "a"}, {"has_data": True, "named": ("a",)})),
+    ("image", WARNING, {"data": "a"},
+     {"has_data": True, "named": ("a",), "ignored": frozenset("a")},
+     "a is left out of the image by the .dockerignore that is there", ({}, {"named": ("a",)})),
     ("driver", ERROR, {"data": "gs://b/x", "secrets": KEY}, {"requirements": "numpy"},
      "gs://b/x needs gcsfs, which requirements.txt does not list. Add drumbeat[gcs]",
      ({"data": "gs://b/x", "secrets": KEY}, {"requirements": "drumbeat[gcs, s3]==1"})),
@@ -271,6 +276,9 @@ class TestJob:
         assert folder.local_modules == {"t", "helpers", "pkg"}
         assert folder.requirements == "numpy"
         assert folder.has_data
+        assert (folder.named, folder.ignored) == (("pkg",), frozenset())
+        (tmp_path / ".dockerignore").write_text("*\n!t.py\n")
+        assert jobs.look(job, tmp_path, {}).ignored == {"pkg"}
         module = Job.model_validate({"name": "a", "module": "pkg.train"})
         assert jobs.look(module, tmp_path, {}).script == "in pkg"
         (tmp_path / "t.py").write_bytes(b"\xff\xfe")

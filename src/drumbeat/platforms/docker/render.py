@@ -39,7 +39,6 @@ _IGNORED = (
         "All else goes into the image, for all who can pull it. !name takes one in again.",
         _OWN,
     ),
-    ("Secrets", left_out.SECRETS),
     ("Environments and what programs leave", left_out.LEFTOVERS),
     ("Data, logs and models: mounted, or read from a bucket", left_out.DATA),
 )
@@ -57,8 +56,15 @@ def render(job: Job) -> Rendered:
         ["CMD " + json.dumps(command.drumbeat_run(job))],
     ]
     text = "\n".join("\n".join(block) + "\n" for block in blocks if block)
-    ignored = "\n".join(f"# {what}\n" + _lines(names) for what, names in _IGNORED)
-    ignored += _lines(f"!{name}" for name in _needed(job))
+    # Secrets behind what is let in: of a folder that is named, they stay out.
+    named = left_out.exceptions(left_out.named(job, Path()))
+    parts = [
+        *_IGNORED,
+        *([("But what the job file names", named)] if named else []),
+        ("Secrets", left_out.SECRETS),
+    ]
+    ignored = "\n".join(f"# {what}\n" + _lines(names) for what, names in parts)
+    ignored += _lines(left_out.exceptions(_needed(job)))
     notes = [f"Build it with: docker build -t {job.image or job.name + ':1'} ."]
     if job.devices.gpus:
         notes.append(

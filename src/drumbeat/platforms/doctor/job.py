@@ -12,8 +12,8 @@ from drumbeat.control.doctor.credentials import DRIVERS, EXTRAS, GOOGLE, cloud_o
 from drumbeat.control.doctor.machine import MIB, SHM_OF_GPUS, SHM_OF_WORKER
 from drumbeat.control.doctor.result import Result, error, ok, warning
 from drumbeat.errors import ConfigError
-from drumbeat.platforms import command
-from drumbeat.platforms.doctor import packages
+from drumbeat.platforms import command, left_out
+from drumbeat.platforms.doctor import image, packages
 from drumbeat.platforms.doctor import script as scripts
 from drumbeat.platforms.jobfile.documents import read_text
 from drumbeat.platforms.jobfile.model import Job, Mount
@@ -33,6 +33,8 @@ class Folder:
         requirements: Text of the file of requirements; None without one.
         requirements_name: Its name.
         has_data: Whether the data's path is in the folder.
+        named: Files of the folder that the job file names, and the data.
+        ignored: Of these and the script, those that the folder's own .dockerignore leaves out.
         distributions: Which packages have what is imported by a name, as far as it is installed
             here.
         brought: Names of the packages that come with drumbeat.
@@ -44,6 +46,8 @@ class Folder:
     requirements: str | None = None
     requirements_name: str = "requirements.txt"
     has_data: bool = False
+    named: tuple[str, ...] = ()
+    ignored: frozenset[str] = frozenset()
     distributions: Mapping[str, list[str]] = field(default_factory=dict)
     brought: frozenset[str] = frozenset()
 
@@ -80,6 +84,8 @@ def look(
         return None
 
     data = job.data if job.data is not None and "://" not in job.data else None
+    named = tuple(left_out.named(job, folder))
+    ignores = (_text(folder / ".dockerignore") or "").splitlines()
     return Folder(
         script=script,
         local_modules=frozenset(local),
@@ -87,6 +93,10 @@ def look(
         requirements=_text(folder / name),
         requirements_name=name,
         has_data=data is not None and not data.startswith("/") and (folder / data).exists(),
+        named=named,
+        ignored=frozenset(
+            each for each in (*named, job.script) if each and left_out.is_left_out(each, ignores)
+        ),
         distributions=distributions,
         brought=brought,
     )
@@ -128,6 +138,7 @@ def check(
         *_requirements(job, folder, in_image=own_disk),
         *_credentials(job, folder),
         *_data(job, folder, own_disk=own_disk),
+        *(image.check(folder.named, folder.ignored) if own_disk else ()),
         *_output(job, own_disk=own_disk),
         *_shm(job),
     ]
@@ -249,7 +260,12 @@ def _data(job: Job, folder: Folder, *, own_disk: bool) -> list[Result]:
     if job.data is None or "://" in job.data:
         return []
     if folder.has_data:
-        return [ok("data", f"{job.data} is in the job file's folder, and so in the image.")]
+        where = "in the job file's folder"
+        if not own_disk:
+            return [ok("data", f"{job.data} is {where}, from which the job is submitted.")]
+        if image.check([job.data], folder.ignored & {job.data}):
+            return []  # said with the rest of the image
+        return [ok("data", f"{job.data} is {where}, and goes into the image.")]
     if not job.data.startswith("/"):
         return [
             error(

@@ -5,6 +5,7 @@ Source: Ray 2.60's documentation of jobs (JobSubmissionClient) and runtime envir
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from drumbeat.platforms import command, left_out
@@ -61,14 +62,23 @@ def _runtime_env(job: Job) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "working_dir" not in given:
         found["working_dir"] = Chosen(".", "uploaded, 100 MB at most")
-        names = [".git", *left_out.SECRETS, *left_out.LEFTOVERS, *left_out.DATA]
-        # As .gitignore has it: a name alone would mean one in any folder.
-        names = [name if name.startswith("**/") else f"/{name}" for name in names]
-        found["excludes"] = Chosen(names, "keys, leftovers and data stay here")
+        found["excludes"] = Chosen(_excludes(job), "keys, leftovers and data stay here")
     found |= given
     if variables:
         found["env_vars"] = variables
     return found
+
+
+def _excludes(job: Job) -> list[str]:
+    # As .gitignore has it: a name alone would mean one in any folder.
+    names = [".git", *left_out.LEFTOVERS, *left_out.DATA]
+    names = [name if name.startswith("**/") else f"/{name}" for name in names]
+    if paths := left_out.named(job, Path()):
+        names += left_out.exceptions_of_git(paths, names)
+    names += left_out.SECRETS
+    if job.script is not None and left_out.is_left_out(job.script, names):
+        names += left_out.exceptions_of_git([job.script.removeprefix("./")], names)
+    return names
 
 
 def _files_of_secrets(job: Job) -> dict[str, str]:
