@@ -330,6 +330,39 @@ class TestProcesses:
         assert not found(manifests.check_processes(processes({}), False), ERROR)
 
 
+STRANGER = "digits-b-0-0.digitz:2222"
+OF_BOTH = env(0, "digits-a-0-0.digits:2222", STRANGER)["TF_CONFIG"]
+
+
+def test_a_host_that_is_none_of_the_files_is_called_as_it_is_there(tmp_path):
+    """Not as the address of this machine that stands for the others."""
+    container = {"name": "t", "image": "i", "command": ["python", "t.py"],
+                 "env": [{"name": "TF_CONFIG", "value": OF_BOTH}]}  # fmt: skip
+    pod = {"template": {"spec": {"restartPolicy": "Never", "containers": [container]}}}
+    job = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet",
+           "metadata": {"name": "digits"},
+           "spec": {"replicatedJobs": [{"name": "a", "template": {"spec": pod}}]}}  # fmt: skip
+    services = {
+        name: {"image": "i", "command": "drumbeat run t.py", "shm_size": "2g",
+               "environment": {"DRUMBEAT_TOKEN": "${T:?}",
+                               "TF_CONFIG": env(rank, "w0:1", "w-1:1")["TF_CONFIG"]}}
+        for rank, name in enumerate(("w-0", "w-1"))
+    }  # fmt: skip
+    two = json.loads(json.dumps(job))
+    two["spec"]["replicatedJobs"].append({"name": "b", "template": {"spec": pod}})
+    for value, host in (
+        (job, f"no pod of the job is found as {STRANGER}"),
+        (two, f"TF_CONFIG has {STRANGER}, which no host of this file is"),
+        ({"services": services}, "TF_CONFIG has w0 for worker 0"),
+    ):
+        (tmp_path / "a.yaml").write_text(json.dumps(value))
+        manifest = registry.read_manifest(tmp_path / "a.yaml")
+        results = manifests.check(manifest, registry.recognise(manifest))
+        (said,) = found(results, ERROR)
+        assert host in said
+        assert "127.0.0.1" not in str(results)
+
+
 class TestManifest:
     """With a platform whose file is a list of environments."""
 
@@ -388,6 +421,24 @@ class TestManifest:
         texts = found(check(value), state)
         assert len(texts) == 1
         assert said in texts[0]
+
+    @pytest.mark.parametrize(
+        ("wrong", "kept"),
+        [
+            ("'tfReplicaSpec' is unknown; did you mean tfReplicaSpecs?\nIt has no tfReplicaSpecs.",
+             1),
+            ("did you mean ref?\nJob a has no ref.name; expected a name.", 1),
+            ("did you mean Resource?\nResource is missing.\nResource.Count is None.", 1),
+            ("RoleArn is missing.\nRoleArn is None; expected arn:…", 1),
+            ("did you mean ref?\nJob a has no reference.\nmy.ref is missing.", 3),
+            ("The chief is missing.\nThe worker is None.", 2),
+        ],
+    )  # fmt: skip
+    def test_what_follows_from_another_mistake_is_not_said(self, check, wrong, kept):
+        (text,) = found(check({"wrong": wrong, "refused": True}), ERROR)
+        assert text.splitlines() == [f"manifest: a.yaml: {wrong.splitlines()[0]}",
+                                     *wrong.splitlines()[1:]][:kept]  # fmt: skip
+        assert not found(check({"wrong": wrong, "image_alone": True}), WARNING)
 
     @pytest.mark.parametrize(
         "value",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from drumbeat.cluster import ClusterSpec, launched_by
-from drumbeat.cluster.wording import shown
+from drumbeat.cluster.wording import listed, shown
 from drumbeat.control.doctor import places
 from drumbeat.control.doctor.result import OK, Result, error, ok, warning
 from drumbeat.errors import ConfigError, DrumbeatError
@@ -26,9 +28,12 @@ class _Ports:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(_FIRST_PORT)
+        self.addresses: set[str] = set()
 
     def port(self) -> int:
-        return next(self._numbers)
+        number = next(self._numbers)
+        self.addresses.add(f"127.0.0.1:{number}")
+        return number
 
 
 def check(manifest: Manifest, platform: Platform) -> list[Result]:
@@ -52,19 +57,26 @@ def _problem(name: str, text: str) -> Result:
 def _of_processes(manifest: Manifest, platform: Platform, problems: list[str]) -> list[Result]:
     if platform.rehearse is None:
         return []
-    name = manifest.path.name
+    name, ports = manifest.path.name, _Ports()
     try:
-        rehearsal = platform.rehearse(manifest, _Ports())
-    except NoCommand as problem:
-        return [_problem(name, Advice(problem))]
+        rehearsal = platform.rehearse(manifest, ports)
     except DrumbeatError as problem:
-        return [_problem(name, str(problem))]
+        if not all(isinstance(text, Advice) for text in problems):
+            return []  # it follows from what was said, or can wait until that is mended
+        text = str(problem)
+        return [_problem(name, Advice(text) if isinstance(problem, NoCommand) else text)]
     says_token = _says_token(manifest) or any(TOKEN in text for text in problems)
     # Compose has no variables but the file's, and its problems compare these.
     has_said = platform.name == "compose" or any(
         "TF_CONFIG" in text and not isinstance(text, Advice) for text in problems
     )
-    found = check_processes(rehearsal.processes, says_token, is_same_checked=has_said)
+    found = check_processes(
+        rehearsal.processes,
+        says_token,
+        is_same_checked=has_said,
+        stand_ins=ports.addresses,
+        said="\n".join(problems),
+    )
     return [*stores.check(manifest, platform.name, rehearsal.processes), *found]
 
 
@@ -76,13 +88,13 @@ def each_once(results: list[Result], name: str) -> list[Result]:
         name: The file's, which some put first.
     """
     kept: list[Result] = []
-    said: set[str] = set()
+    said = _follow(result.text for result in results if result.state != OK)
     for result in results:
         if result.state == OK:
             kept.append(result)
             continue
         lines = {_core(line, name): line for line in result.text.splitlines()}
-        new = [line for core, line in lines.items() if core not in said]
+        new = [line for core, line in lines.items() if not said & {core, line}]
         said |= set(lines)
         if new:
             kept.append(dataclasses.replace(result, text="\n".join(new)))
@@ -95,8 +107,24 @@ def _core(text: str, name: str) -> str:
     return text[at:] if at >= 0 else text.removeprefix(f"{name}: ")
 
 
+def _follow(lines: Iterable[str]) -> set[str]:
+    """Those of the lines that others make plain: a key that is missing, since it is misspelt."""
+    text = "\n".join(lines)
+    misspelt = set(re.findall(r"\bdid you mean ([\w.]+)\?", text))
+    missing = misspelt | set(re.findall(r"([\w.]+) is missing\b", text))
+    found = [rf"\bhas no {re.escape(key)}\b" for key in misspelt]
+    found += [rf"(?<![\w.]){re.escape(key)}[\w.]* is missing\b" for key in misspelt]
+    found += [rf"(?<![\w.]){re.escape(key)}[\w.]* is None\b" for key in missing]
+    return {line for line in text.splitlines() if any(re.search(each, line) for each in found)}
+
+
 def check_processes(
-    processes: tuple[Process, ...], says_token: bool, *, is_same_checked: bool = False
+    processes: tuple[Process, ...],
+    says_token: bool,
+    *,
+    is_same_checked: bool = False,
+    stand_ins: Collection[str] = (),
+    said: str = "",
 ) -> list[Result]:
     """What the platform would tell each process of the others.
 
@@ -104,8 +132,11 @@ def check_processes(
         processes: As the platform would start them.
         says_token: The file gives them a secret, wherever it comes from, or lacks it, as was said.
         is_same_checked: That they were told the same is looked at elsewhere.
+        stand_ins: Addresses in place of those of the file's hosts.
+        said: What was said of the file.
     """
     found: list[Result] = []
+    strangers: list[str] = []
     clusters: dict[str, ClusterSpec] = {}
     for process in processes[:_MAX_PROCESSES]:
         try:
@@ -113,11 +144,23 @@ def check_processes(
             if cluster is None:
                 launched_by.find(process.env)
         except ConfigError as problem:
-            found.append(error("TF_CONFIG", f"{process.name}: {problem}"))
+            if any(address in str(problem) for address in stand_ins):
+                strangers += _strangers(process.env, stand_ins)
+            else:
+                found.append(error("TF_CONFIG", f"{process.name}: {problem}"))
             continue
         if cluster is not None and cluster.task is not None:
             clusters[process.name] = cluster
     names = [process.name for process in processes]
+    new = [each for each in dict.fromkeys(strangers) if each not in said]
+    if new and not is_same_checked:
+        found.append(
+            error(
+                "TF_CONFIG",
+                f"TF_CONFIG has {listed(new)}, which no host of this file "
+                "is, while its other addresses are. Correct the name.",
+            )
+        )
     if len(processes) <= _MAX_PROCESSES and not found and not is_same_checked:
         found += places.check_same_cluster(clusters, names)
     is_ours = any("drumbeat" in word for process in processes for word in process.command[:3])
@@ -133,10 +176,18 @@ def check_processes(
                 "DRUMBEAT_TOKEN_FILE.",
             )
         )
-    if not found:
+    if not found and not strangers:
         many = f"{len(processes)} processes, each with a place of its own."
         found.append(ok("processes", many if len(processes) > 1 else "One process."))
     return found
+
+
+def _strangers(env: Mapping[str, str], stand_ins: Collection[str]) -> Iterator[str]:
+    """Addresses of a TF_CONFIG that are none of those of the file's hosts."""
+    cluster = json.loads(env["TF_CONFIG"])["cluster"]
+    for addresses in cluster.values():
+        each = addresses.values() if isinstance(addresses, dict) else addresses
+        yield from (address for address in map(str, each) if address not in stand_ins)
 
 
 def _says_token(manifest: Manifest) -> bool:
