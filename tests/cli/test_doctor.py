@@ -160,24 +160,27 @@ def test_a_platforms_name_is_for_what_is_rendered_of_the_job_file(doctor, tmp_pa
 
 
 def test_what_the_manifest_shows_is_said_of_it_and_not_of_the_job_file_too(doctor, tmp_path):
+    job = "name: digits\nscript: train.py\nimage: img:1\n"
     (tmp_path / "train.py").write_text("d.batch(4)")
-    (tmp_path / "drumbeat.yaml").write_text(f"{JOB}output: gs://b/x\n")
+    (tmp_path / "drumbeat.yaml").write_text(f"{job}output: gs://b/x\n")
     said = [line for line in lines(doctor("tfjob"), "warning") if "needs a login" in line]
     assert len(said) == 1
     assert "nothing in the file gives one" in said[0]
-    (tmp_path / "drumbeat.yaml").write_text(f"{JOB}output: /out\ndata: /data\n")
+    (tmp_path / "drumbeat.yaml").write_text(f"{job}output: /out\ndata: /data\n")
     said = [line for line in lines(doctor("tfjob"), "error") if "/out" in line]
     assert len(said) == 2  # DRUMBEAT_OUTPUT and --backup-dir
     assert any("no mount of the job file" in line for line in lines(doctor("tfjob"), "warning"))
-    # Slurm's tasks see their machine's folders, unless they are in a container.
-    result = doctor("slurm")
+
+
+@pytest.mark.parametrize("platform", ["slurm", "ray"])
+def test_folders_of_machines_need_no_mount(doctor, tmp_path, platform):
+    (tmp_path / "train.py").write_text("d.batch(4)")
+    job = "name: digits\nscript: train.py\noutput: /out\ndata: /data\n"
+    (tmp_path / "drumbeat.yaml").write_text(job)
+    result = doctor(platform)
     assert result.exit_code == 0, result.output
-    assert "/data" not in result.output
-    with (tmp_path / "drumbeat.yaml").open("a") as file:
-        file.write("slurm: {container: a}\n")
-    assert "/data" in doctor("slurm").output
-    (tmp_path / "drumbeat.yaml").write_text(f"{JOB}output: /out\ndata: data\n")
-    assert "data is data, which is not in the job file's folder" in doctor("slurm").output
+    assert "/data has to be the same on all nodes" in result.output
+    assert "mount" not in result.output
 
 
 @pytest.mark.parametrize(

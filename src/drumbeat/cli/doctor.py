@@ -258,7 +258,6 @@ def _of_platform(platform: Platform) -> list[Result]:
     from drumbeat.control.doctor.result import error
     from drumbeat.platforms import needed
     from drumbeat.platforms.doctor import manifest as manifests
-    from drumbeat.platforms.doctor import stores
     from drumbeat.platforms.jobfile import read
 
     if platform.render is None:
@@ -276,7 +275,9 @@ def _of_platform(platform: Platform) -> list[Result]:
     except ConfigError as problem:
         return [*found, error("platform", str(problem))]
     checked = manifests.check(manifest, platform)
-    return [*stores.left_of_job(found, checked, platform.name, job), *checked]
+    # More can be seen in the manifest than in the job file.
+    seen = {each.check for each in checked}
+    return [*(each for each in found if each.check not in seen), *checked]
 
 
 def _together(

@@ -7,9 +7,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from drumbeat.control.doctor.credentials import GOOGLE, cloud_of
-from drumbeat.control.doctor.result import ERROR, Result, error, ok, warning
+from drumbeat.control.doctor.result import Result, error, ok, warning
 from drumbeat.platforms.command import DATA, OUTPUT
-from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Manifest, Process
 
 BACKUPS = "--backup-dir"
@@ -17,10 +16,6 @@ _HAVE_LOGINS = frozenset({"ai-platform", "sagemaker", "vertex"})
 """Clouds whose jobs are somebody without being told."""
 _CONTAINERS = frozenset({"compose", "jobset", "tfjob", "trainjob"})
 """Platforms whose processes see what is mounted, and no other folder of a machine."""
-_MACHINES = frozenset({"ray", "slurm"})
-"""Platforms whose processes see all folders of their machine."""
-_OF_CONTAINERS = frozenset({"data", "output", "shm"})
-"""Checks of a job file that take its nodes for containers."""
 _ACCOUNTS = ("serviceAccountName", "service_account", "RoleArn")
 _KEYS = {True: "GOOGLE_APPLICATION_CREDENTIALS", False: "AWS_ACCESS_KEY_ID"}
 
@@ -51,29 +46,6 @@ def check(manifest: Manifest, platform: str, processes: tuple[Process, ...]) -> 
                     )
                 )
     return found
-
-
-def left_of_job(
-    results: list[Result], checked: list[Result], platform: str, job: Job
-) -> list[Result]:
-    """What is still to be said of a job file where it is known whose manifest comes of it.
-
-    Args:
-        results: Of the job file, whatever the platform.
-        checked: Of the manifest, in which more can be seen.
-        platform: Its name.
-        job: The job.
-    """
-    seen = {each.check for each in checked}
-    is_machine = platform in _MACHINES and job.slurm.container is None
-    # A relative path is looked for in the folder that is uploaded or shared: an error holds.
-    return [
-        each
-        for each in results
-        if each.check not in seen
-        and not (is_machine and each.check in _OF_CONTAINERS)
-        or (each.check == "data" and each.state == ERROR)
-    ]
 
 
 def _places(process: Process) -> Iterator[tuple[str, str]]:

@@ -120,6 +120,8 @@ PLATFORM = Platform(
     render=render,
     recognises=ray_manifests.recognises,
     problems=ray_manifests.problems,
+    # The copy of the working folder goes with the job; other folders are the machines'.
+    has_own_disk=lambda job: command.backup_dir(job) is None,
     rehearse=ray_manifests.rehearse,
     connect=connect,
 )
