@@ -91,8 +91,9 @@ guarantees: $(STAMP) ## Compare models trained by 1 to 8 workers (10 min; ARGS=-
 old-scripts-doc: $(STAMP) ## Write the tables of docs/old-scripts.md anew
 	@$(BIN)/python tools/old_scripts_doc.py --write
 
-platform-examples: $(STAMP) ## Write docs/platforms/examples anew
+platform-examples: $(STAMP) ## Write docs/platforms/examples and the table of keys anew
 	@$(BIN)/python tools/platform_examples.py --write
+	@$(BIN)/python tools/job_file_doc.py --write
 
 strategy-table: $(STAMP) ## What works under each strategy, alone and with drumbeat (10 min; ARGS=--write)
 	@$(BIN)/python benchmarks/strategy_table.py $(ARGS)
