@@ -34,6 +34,7 @@ PLATFORMS: dict[str, Callable[[], Platform]] = {
 
 
 _SCRIPTS = (".py", ".ipynb")
+_ON_KUBERNETES = ("jobset", "tfjob", "trainjob")
 
 
 def get(name: str) -> Platform:
@@ -76,13 +77,25 @@ def recognise(manifest: Manifest) -> Platform:
     """The platform whose manifest this is.
 
     Raises:
-        ConfigError: None of them knows it.
+        ConfigError: None of them knows it, or it is for several.
     """
-    for make in PLATFORMS.values():
+    for name, make in PLATFORMS.items():
         platform = make()
         if platform.recognises(manifest):
+            _check_alone(name, platform, manifest)
             return platform
     raise ConfigError(
         f"{manifest.path.name} is no manifest of a platform that drumbeat knows; expected one for "
         f"{listed(PLATFORMS, len(PLATFORMS))}, or a job file, which has name: and script:."
     )
+
+
+def _check_alone(name: str, platform: Platform, manifest: Manifest) -> None:
+    """One file may have objects of several kinds for Kubernetes, of which only one is looked at."""
+    others = [get(other) for other in _ON_KUBERNETES if name in _ON_KUBERNETES and other != name]
+    also = [other.title for other in others if other.recognises(manifest)]
+    if also:
+        raise ConfigError(
+            f"{manifest.path.name} has jobs for {listed([platform.title, *also])}; expected one "
+            "job. Put each into a file of its own."
+        )

@@ -1,4 +1,4 @@
-"""Variables that are secrets by their names, whose values belong into no file."""
+"""What is a secret by its name or by its form, and so belongs into no file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ def _any_case(pattern: str) -> str:
     return re.sub("[A-Z]", lambda found: f"[{found[0]}{found[0].lower()}]", pattern)
 
 
-_SECRET = _any_case("(^|_)(TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|PRIVATE_KEY)$")
+_SECRET = _any_case(
+    "(^|_)(TOKEN|(PG)?PASSWORD|PASSWD|PASSPHRASE|SECRET|CONNECTION_STRING"
+    "|(API|ACCESS|PRIVATE|SECRET|ACCOUNT)_KEY)$"
+)
+# Keys, URLs with a password, and tokens that their makers mark as such.
+_FORM = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@?#]*:[^/\s@${}]+@|\b(gh[opsu]_|hf_)[A-Za-z0-9]{30}"
+    r"|\bgithub_pat_\w{20}|\bglpat-[\w-]{20}|\bsk-[\w-]{30}|\bxox[abeprs]-[\w-]{10}"
+)
 # What models of language call pieces of text.
 _PIECE = _any_case("(^|_)(PAD|EOS|BOS|UNK|MASK|SEP|CLS|START|END|STOP|SPECIAL)_TOKEN$")
 SCHEMA = {"pattern": _SECRET, "not": {"pattern": _PIECE}}
@@ -26,6 +34,27 @@ SCHEMA = {"pattern": _SECRET, "not": {"pattern": _PIECE}}
 def names_secret(variable: str) -> bool:
     """Whether such a variable is a secret, as far as its name tells."""
     return re.search(_SECRET, variable) is not None and re.search(_PIECE, variable) is None
+
+
+def is_secret(text: str) -> bool:
+    """Whether a text is a secret or holds one, as far as its form tells."""
+    return _FORM.search(text) is not None
+
+
+def refuse_text(where: str, value: object) -> None:
+    """Refuses a text that is a secret by its form.
+
+    Raises:
+        PydanticCustomError: It is; it isn't said.
+    """
+    if isinstance(value, str) and is_secret(value):
+        raise PydanticCustomError(
+            SECRET_WRITTEN,
+            "{where} holds a secret by its form (a key, a token, or a URL with a password), and "
+            "this file and manifests are read by others; expected it in secrets:, whose variable "
+            "or file the script reads",
+            {"where": where},
+        )
 
 
 def refuse(variables: object) -> None:
@@ -47,6 +76,8 @@ def refuse(variables: object) -> None:
             "platform has it. Leave {name} out here",
             {"name": name, "entry": entry},
         )
+    for name, value in variables.items() if isinstance(variables, dict) else ():
+        refuse_text(str(name), value)
 
 
 def _names(variables: object) -> Iterator[str]:

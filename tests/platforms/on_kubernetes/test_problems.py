@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from drumbeat.errors import ConfigError
 from drumbeat.platforms import registry
 from drumbeat.platforms.kubernetes.manifests import names
 
@@ -337,3 +338,15 @@ class TestKnownKeys:
         assert properties(jobset, "spec", "replicatedJobs", "[]") == set(jobs._REPLICATED)
         assert properties(own, "spec") == set(trainjob._SPEC)
         assert properties(own, "spec", "trainer") == set(trainjob._TRAINER)
+
+
+def test_a_file_with_jobs_of_several_kinds_is_not_half_looked_at():
+    examples = Path(__file__).parents[3] / "docs" / "platforms" / "examples"
+    texts = [path.read_text() for name in ("tfjob", "jobset") for path in
+             (examples / name).glob("*.yaml")]  # fmt: skip
+    manifest = registry.parse_manifest("\n---\n".join(texts), Path("both.yaml"))
+    with pytest.raises(ConfigError, match="both.yaml has jobs for JobSet, Kubeflow TFJob; expect"):
+        registry.recognise(manifest)
+    beside = "---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\n"
+    manifest = registry.parse_manifest(texts[0] + beside, Path("one.yaml"))
+    assert registry.recognise(manifest).name == "tfjob"

@@ -16,7 +16,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms.compose.interpolation import Interpolation
 from drumbeat.platforms.compose.reading import Service, read, variables_of
 from drumbeat.platforms.platform import Advice, Manifest
-from drumbeat.platforms.secret_names import names_secret
+from drumbeat.platforms.secret_names import is_secret, names_secret
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _KEY_FILE = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -183,7 +183,7 @@ def _written_secrets(manifest: Manifest, training: Sequence[Service]) -> Iterato
         )
         for name, value in pairs:
             is_written = value not in (None, "") and "$" not in str(value)
-            if is_written and names_secret(str(name)):
+            if is_written and (names_secret(str(name)) or is_secret(str(value))):
                 yield (
                     f"service {service.name} has the value of {name} in the file; expected "
                     f"${{{name}:?}}, with the value in the environment."

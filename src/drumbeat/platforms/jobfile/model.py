@@ -245,6 +245,19 @@ class Job(Section):
         secret_names.refuse(value)
         return value
 
+    @field_validator("args", mode="before")
+    @classmethod
+    def _has_no_secrets(cls, value: Any) -> Any:
+        for index, word in enumerate(value if isinstance(value, list) else ()):
+            secret_names.refuse_text(f"word {index}", word)
+        return value
+
+    @field_validator("data", "output", mode="before")
+    @classmethod
+    def _are_no_secrets(cls, value: Any) -> Any:
+        secret_names.refuse_text("it", value)
+        return value
+
     @model_validator(mode="after")
     def _fits_together(self) -> Job:
         if (self.script is None) == (self.module is None):

@@ -28,7 +28,7 @@ from drumbeat.platforms.kubernetes.manifests.reading import (
     whole,
 )
 from drumbeat.platforms.platform import Advice, Manifest
-from drumbeat.platforms.secret_names import names_secret
+from drumbeat.platforms.secret_names import is_secret, names_secret
 
 USUAL_GRACE_S = 25
 _KILLED_AFTER_S = 30
@@ -142,7 +142,7 @@ def _env_problems(place: str, env: object) -> Iterator[str]:
             yield Advice(f"{place}: env has {name} twice; the last one holds.")
         seen.add(name)
         value = entry.get("value")
-        if value and names_secret(name):
+        if value and (names_secret(name) or is_secret(str(value))):
             yield (
                 f"{place}: the value of {name} is in the file; expected a Secret's, by valueFrom: "
                 "{secretKeyRef: {name: …, key: …}}."
