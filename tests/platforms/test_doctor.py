@@ -348,10 +348,12 @@ def test_a_host_that_is_none_of_the_files_is_called_as_it_is_there(tmp_path):
                                "TF_CONFIG": env(rank, "w0:1", "w-1:1")["TF_CONFIG"]}}
         for rank, name in enumerate(("w-0", "w-1"))
     }  # fmt: skip
+    broken = json.loads(json.dumps(job).replace(r"index\": 0", r"index\": $(NO)"))
     two = json.loads(json.dumps(job))
     two["spec"]["replicatedJobs"].append({"name": "b", "template": {"spec": pod}})
     for value, host in (
         (job, f"no pod of the job is found as {STRANGER}"),
+        (broken, "in TF_CONFIG, $(NO) stays as it is"),
         (two, f"TF_CONFIG has {STRANGER}, which no host of this file is"),
         ({"services": services}, "TF_CONFIG has w0 for worker 0"),
     ):
@@ -361,6 +363,16 @@ def test_a_host_that_is_none_of_the_files_is_called_as_it_is_there(tmp_path):
         (said,) = found(results, ERROR)
         assert host in said
         assert "127.0.0.1" not in str(results)
+
+
+@pytest.mark.timeout(60)
+@given(st.text('{}[]":,\\ clustera1.0', max_size=60))
+def test_any_text_of_a_rewritten_tf_config_is_told(text):
+    """With an address of this machine in it that stands for one of the file's."""
+    words = processes({"TF_CONFIG": text + "127.0.0.1:20000"}, {"TF_CONFIG": text})
+    results = manifests.check_processes(words, True, stand_ins={"127.0.0.1:20000"})
+    assert found(results, ERROR)
+    assert "127.0.0.1" not in str(results)
 
 
 class TestManifest:

@@ -137,6 +137,7 @@ def check_processes(
     """
     found: list[Result] = []
     strangers: list[str] = []
+    is_wrong = False
     clusters: dict[str, ClusterSpec] = {}
     for process in processes[:_MAX_PROCESSES]:
         try:
@@ -144,10 +145,16 @@ def check_processes(
             if cluster is None:
                 launched_by.find(process.env)
         except ConfigError as problem:
-            if any(address in str(problem) for address in stand_ins):
-                strangers += _strangers(process.env, stand_ins)
-            else:
-                found.append(error("TF_CONFIG", f"{process.name}: {problem}"))
+            text = str(problem)
+            used = [address for address in stand_ins if address in text]
+            others = _strangers(process.env, stand_ins) if used else []
+            strangers += others
+            is_wrong = True
+            if others or (used and is_same_checked):
+                continue  # said below, or before
+            for address in used:
+                text = text.replace(address, "HOST:PORT")
+            found.append(error("TF_CONFIG", f"{process.name}: {text}"))
             continue
         if cluster is not None and cluster.task is not None:
             clusters[process.name] = cluster
@@ -176,18 +183,22 @@ def check_processes(
                 "DRUMBEAT_TOKEN_FILE.",
             )
         )
-    if not found and not strangers:
+    if not found and not is_wrong:
         many = f"{len(processes)} processes, each with a place of its own."
         found.append(ok("processes", many if len(processes) > 1 else "One process."))
     return found
 
 
-def _strangers(env: Mapping[str, str], stand_ins: Collection[str]) -> Iterator[str]:
+def _strangers(env: Mapping[str, str], stand_ins: Collection[str]) -> list[str]:
     """Addresses of a TF_CONFIG that are none of those of the file's hosts."""
-    cluster = json.loads(env["TF_CONFIG"])["cluster"]
-    for addresses in cluster.values():
-        each = addresses.values() if isinstance(addresses, dict) else addresses
-        yield from (address for address in map(str, each) if address not in stand_ins)
+    try:
+        cluster = json.loads(env.get("TF_CONFIG", ""))["cluster"]
+        lists = [list(each.values() if isinstance(each, dict) else each) for each in
+                 cluster.values()]  # fmt: skip
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return []
+    addresses = [each for some in lists for each in some if isinstance(each, str)]
+    return [each for each in addresses if each not in stand_ins]
 
 
 def _says_token(manifest: Manifest) -> bool:
