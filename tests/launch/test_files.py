@@ -42,6 +42,26 @@ def test_a_folder_that_can_not_be_made_is_a_mistake(tmp_path):
         make_run_dir(settings(str(tmp_path / "file" / "run")))
 
 
+@pytest.mark.parametrize("has_runs", [False, True])
+def test_where_nothing_can_be_written_the_default_is_a_temporary_folder(
+    tmp_path, monkeypatch, has_runs
+):
+    """As in an image whose folder is another user's: root may write anywhere, so it is asked."""
+    here, elsewhere = tmp_path / "image", tmp_path / "tmp"
+    (here / "runs" if has_runs else here).mkdir(parents=True)
+    elsewhere.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr("tempfile.tempdir", str(elsewhere))
+    usual, given = settings(), settings(str(tmp_path / "given"))
+    asked = []
+    monkeypatch.setattr("os.access", lambda path, mode: asked.append(Path(path)))
+    made = make_run_dir(usual)
+    assert made.parent == elsewhere
+    assert made.name.startswith("test_files-20300101-000000-")
+    assert asked == [Path("runs") if has_runs else here]
+    assert make_run_dir(given) == tmp_path / "given"
+
+
 def test_the_record_is_replaced_in_one_step(tmp_path):
     path = job_file(tmp_path, 0)
     write_json(path, {"a": 1})

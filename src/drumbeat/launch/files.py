@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import socket
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,16 @@ _MAX_SAME_SECOND = 1000
 def make_run_dir(settings: RunSettings) -> Path:
     """Makes the run's folder and returns its absolute path.
 
+    Where none is given and nothing can be written here, as in the folder of an image whose user is
+    another one, it is a temporary folder.
+
     Raises:
         ConfigError: It can't be made or written.
     """
+    parent = DEFAULT_PARENT if DEFAULT_PARENT.exists() else Path.cwd()
+    if settings.run_dir is None and not os.access(parent, os.W_OK):
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix=f"{settings.run_name}-")).resolve()
     return make_folder(settings.run_dir, settings.run_name)
 
 
