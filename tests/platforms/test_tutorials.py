@@ -75,6 +75,7 @@ OURS = "command: [drumbeat, run, train.py]"
         ("job-queue.yaml", ("env: [{name: BR", "env: [{name: TF_CONFIG}, {name: BR"), "ism 2"),
         ("slurm-one-node.sbatch", ("--ntasks=8", "--ntasks=8 --nodes=2"), "not started by srun"),
         ("compose-one-machine-each.yaml", ("10.1.0.5:12345", "trainer2:12345"), "no service is"),
+        ("job-queue.yaml", ("amqp://", "amqp://me:5ecret@"), "the value of BROKER_URL is in the"),
         ("vertex-container.json", ("us-central1-docker.pkg.dev", "ghcr.io"), "Artifact Registry"),
         ("ai-platform-config.yaml", ("masterType: n1-highcpu-16", ""), "masterType is missing"),
     ],
