@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -328,6 +329,10 @@ class TestProcesses:
         with_token = tuple({**each, "DRUMBEAT_TOKEN": "x"} for each in TWO)
         assert not found(manifests.check_processes(processes(*with_token), False), ERROR)
         assert not found(manifests.check_processes(processes({}), False), ERROR)
+        # Trains in the processes themselves, by TF_CONFIG: there are no agents.
+        plain = [replace(each, command=("python", "-m", "drumbeat", "t.py"))
+                 for each in processes(*TWO)]  # fmt: skip
+        assert not found(manifests.check_processes(tuple(plain), False), ERROR)
 
 
 STRANGER = "digits-b-0-0.digitz:2222"

@@ -152,13 +152,51 @@ def test_environment_is_exact(rehearse, tmp_path):
     assert found.pop("PLACE").startswith("127.0.0.1:")
     assert found.pop("AWS_PROFILE") == "mine"
     assert found.pop("KEY") == "a=b"
-    assert len(found.pop("DRUMBEAT_TOKEN")) == 64
     assert found.pop("DRUMBEAT_REHEARSAL").startswith("5:")
     assert found.pop("LC_ALL") == "C"
     found.pop("LC_CTYPE", None)  # Python's own
     found.pop("COLUMNS", None)  # the screen's
     assert set(found) <= set(rehearsing.KEPT)
     assert found["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+
+
+def test_a_token_is_made_up_only_where_there_is_one(rehearse, tmp_path):
+    """Else agents say what they would say there."""
+    show = "import os; print('token', len(os.environ.get('DRUMBEAT_' + 'TOKEN', '')))"
+    # What an agent is recognised by, in a shell's text.
+    agents = [{"name": f"worker-{i}", "command": ["bash", "-c", f'python -c "{show}" drumbeat run']}
+              for i in range(2)]  # fmt: skip
+    done = rehearse(manifest(tmp_path, *agents))
+    assert "[worker-0] token 0" in done.stdout
+    assert "Nothing gives worker-0 a DRUMBEAT_TOKEN, so it has none here either" in done.stdout
+    given = [{**each, "env": {"DRUMBEAT_TOKEN_FILE": "gs://b/x"}} for each in agents]
+    for parts, more, env in (
+        (given, {}, []),
+        (agents, {"note": "the shell reads DRUMBEAT_TOKEN"}, []),
+        (agents, {}, ["--env", "DRUMBEAT_TOKEN=" + 64 * "x"]),
+    ):
+        done = rehearse(manifest(tmp_path, *parts, **more), *env)
+        assert done.stdout.count("token 64") == 2
+        assert "Nothing gives" not in done.stdout
+    done = rehearse(manifest(tmp_path, given[0], agents[1]))
+    assert "[worker-0] token 64" in done.stdout
+    assert "[worker-1] token 0" in done.stdout
+    assert "Nothing gives worker-1" in done.stdout
+
+
+def test_agents_without_a_token_fail_as_they_would_there(rehearse, tmp_path):
+    (tmp_path / "noop.py").write_text("")
+    cluster = {"worker": ["127.0.0.1:PORT", "127.0.0.2:PORT"]}
+    agents = []
+    for index in range(2):
+        tf_config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+        agents.append(
+            {"name": f"worker-{index}", "command": ["drumbeat", "run", "/app/noop.py"],
+             "env": {"TF_CONFIG": tf_config}}
+        )  # fmt: skip
+    done = rehearse(manifest(tmp_path, *agents))
+    assert done.returncode == 2
+    assert "DRUMBEAT_TOKEN is not set" in done.stdout
 
 
 def test_failure_ends_all_and_is_told(rehearse, tmp_path):
@@ -339,6 +377,15 @@ def test_script_of_the_image_is_found_by_its_tail(tmp_path, given):
         "/data/x.py",
     ) or (given == "./train.py" and process.command[1] == given)
     assert bool(notes) == (given != "./train.py")
+
+
+@pytest.mark.parametrize("words", [["-m", "drumbeat"], ["-m", "drumbeat", "run", "-n", "2"]])
+def test_script_behind_the_module_is_found_too(tmp_path, words):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("")
+    process, notes = at_home(tmp_path, "python", *words, "/app/src/train.py", "--x", "/app/y.py")
+    assert process.command[-4:] == (words[-1], "src/train.py", "--x", "/app/y.py")
+    assert notes == [f"/app/src/train.py is src/train.py of {tmp_path} here."]
 
 
 def test_longest_tail_wins(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import secrets
 import shlex
@@ -16,6 +17,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.launch.ports import PortReservation, reserve_ports
 from drumbeat.launch.together import LIMIT_CODE, Part, Result, run_together
 from drumbeat.platforms import rehearsing as preparing
+from drumbeat.platforms.command import TOKEN, starts_agent
 from drumbeat.platforms.platform import Manifest, Platform, Process, Rehearsal
 
 _NAME = re.compile(r"[\w][\w.-]{0,200}")
@@ -74,7 +76,8 @@ def rehearse(platform: Platform, manifest: Manifest, options: Options) -> int:
         rehearsal = platform.rehearse(manifest, ports)
         _check_processes(rehearsal, options.max_processes)
         notes: list[str] = []
-        processes, folder = _prepared(rehearsal, options, notes)
+        told = preparing.told_token(rehearsal.processes, manifest.text)
+        processes, folder = _prepared(rehearsal, told, options, notes)
         problems = platform.problems(manifest) if platform.problems is not None else []
         _announce(platform.title, processes, [*problems, *notes], options)
         orders = {each.name: _order(each, folder, options.steps) for each in processes}
@@ -120,9 +123,16 @@ def _check_processes(rehearsal: Rehearsal, most: int) -> None:
 
 
 def _prepared(
-    rehearsal: Rehearsal, options: Options, notes: list[str]
+    rehearsal: Rehearsal, told: frozenset[str], options: Options, notes: list[str]
 ) -> tuple[list[Process], Path]:
-    """The processes as this machine runs them, and the folder for what they write."""
+    """The processes as this machine runs them, and the folder for what they write.
+
+    Args:
+        rehearsal: As the platform would start them.
+        told: Names of those that have the agents' secret.
+        options: What was asked for.
+        notes: For what is to be said.
+    """
     machine = preparing.Machine(folder=Path.cwd(), python=sys.executable, environ=options.environ)
     extra = _variables(options.variables, options.environ)
     processes = preparing.all_of(
@@ -134,8 +144,21 @@ def _prepared(
         lambda each: preparing.with_outputs(each, _order(each, folder, options.steps).outputs),
         notes,
     )
-    token = secrets.token_hex(32)
-    return [preparing.with_variables(each, token, extra) for each in processes], folder
+    token = {TOKEN: secrets.token_hex(32)}
+    if len(processes) > 1 and TOKEN not in extra:
+        agents = [each.name for each in processes if starts_agent(each.command)]
+        notes += [_no_token(name) for name in agents if name not in told][:1]
+    return [
+        dataclasses.replace(each, env={**each.env, **(token if each.name in told else {}), **extra})
+        for each in processes
+    ], folder
+
+
+def _no_token(name: str) -> str:
+    return (
+        f"Nothing gives {name} a {TOKEN}, so it has none here either. If there it comes from "
+        f"elsewhere, give it: --env {TOKEN}=any-text."
+    )
 
 
 def _order(process: Process, folder: Path, steps: int) -> Rehearsing:

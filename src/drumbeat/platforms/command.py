@@ -22,6 +22,7 @@ NO_OUTPUT = (
     "on from, are gone with it. Expected a URL (gs://, s3://) or a path in one of mounts:, which "
     "the script finds in DRUMBEAT_OUTPUT, and args as {output}."
 )
+_AGENT = re.compile(r"(?:^|[\s/;&'\"])drumbeat['\"]?\s+['\"]?run(?:[\s'\"]|$)")
 EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 """Of drumbeat, by the URLs that they have the driver for."""
 
@@ -63,6 +64,14 @@ def backup_dir(job: Job) -> str | None:
 def shell(words: Iterable[str]) -> str:
     """The words as a shell reads them."""
     return shlex.join(words)
+
+
+def starts_agent(words: Iterable[str]) -> bool:
+    """Whether a command has `drumbeat run` in it, as words or in a shell's text.
+
+    `python -m drumbeat train.py` has no agent: it trains in the process that TF_CONFIG describes.
+    """
+    return _AGENT.search(" ".join(words)) is not None
 
 
 def in_pod(text: str) -> str:

@@ -148,13 +148,22 @@ def _env(process: Process, machine: Machine, notes: list[str]) -> dict[str, str]
             given[name] = own
             notes.append(f"{name} is {own} here, not {file}.")
     if TOKEN_FILE in given:
-        del given[TOKEN_FILE]  # nobody has written it; all have the token itself
+        del given[TOKEN_FILE]  # nobody has written it; the token itself is given
     return {**here, **given}
 
 
-def with_variables(process: Process, token: str, more: Mapping[str, str]) -> Process:
-    """`process` with the agents' secret, one of the rehearsal's own, and more variables."""
-    return dataclasses.replace(process, env={**process.env, TOKEN: token, **more})
+def told_token(processes: Sequence[Process], text: str) -> frozenset[str]:
+    """Names of those that the platform gives the agents' secret, wherever it comes from.
+
+    Args:
+        processes: As the platform would start them.
+        text: Of the manifest. Where it names the variable and no process has it, such as in a
+            shell's text, all are taken to have it.
+    """
+    found = [each.name for each in processes if not {TOKEN, TOKEN_FILE}.isdisjoint(each.env)]
+    if not found and TOKEN in text:
+        found = [each.name for each in processes]
+    return frozenset(found)
 
 
 def _located(process: Process, machine: Machine, notes: list[str]) -> list[str]:
@@ -168,7 +177,7 @@ def _located(process: Process, machine: Machine, notes: list[str]) -> list[str]:
     if "-c" in words[:3] and not _is_drumbeat(words[0]):
         return words  # a shell's text or Python's, which finds its own way
     for index, word in enumerate(words[1:], start=1):
-        if word == "-m" and index + 1 < len(words):
+        if word == "-m" and index + 1 < len(words) and words[index + 1] != "drumbeat":
             _check_module(process.name, words[index + 1], machine.folder)
             break
         if _SCRIPT.fullmatch(word) and "=" not in word:

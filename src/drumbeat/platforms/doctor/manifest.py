@@ -14,7 +14,7 @@ from drumbeat.cluster.wording import listed, shown
 from drumbeat.control.doctor import places
 from drumbeat.control.doctor.result import OK, Result, error, ok, warning
 from drumbeat.errors import ConfigError, DrumbeatError
-from drumbeat.platforms.command import TOKEN, TOKEN_FILE
+from drumbeat.platforms.command import TOKEN, TOKEN_FILE, starts_agent
 from drumbeat.platforms.doctor import stores
 from drumbeat.platforms.platform import Advice, Manifest, NoCommand, Platform, Process
 
@@ -170,7 +170,7 @@ def check_processes(
         )
     if len(processes) <= _MAX_PROCESSES and not found and not is_same_checked:
         found += places.check_same_cluster(clusters, names)
-    is_ours = any("drumbeat" in word for process in processes for word in process.command[:3])
+    is_ours = any(starts_agent(process.command) for process in processes)
     has_token = says_token or all(
         any(process.env.get(name) for name in _TOKENS) for process in processes
     )

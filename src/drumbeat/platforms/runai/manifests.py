@@ -198,8 +198,11 @@ def _of_submission(given: Submission) -> Iterator[str]:
 def _of_env(workload: Workload) -> Iterator[str]:
     agents = workload.workers + workload.has_master
     names = {each["name"] for each in workload.env}
-    runs_drumbeat = any("drumbeat" in word for word in workload.words[:3])
-    if agents > 1 and runs_drumbeat and not names & {command.TOKEN, command.TOKEN_FILE}:
+    if (
+        agents > 1
+        and command.starts_agent(workload.words)
+        and not names & {command.TOKEN, command.TOKEN_FILE}
+    ):
         yield (
             f"No {command.TOKEN} is set, which the agents of {agents} pods need: -e "
             f"{command.TOKEN}=SECRET:NAME,KEY takes it from a Secret of Kubernetes."

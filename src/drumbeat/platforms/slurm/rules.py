@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
-from drumbeat.platforms.command import TOKEN
+from drumbeat.platforms.command import TOKEN, starts_agent
 from drumbeat.platforms.platform import Advice, Manifest
 from drumbeat.platforms.secret_names import names_secret
 from drumbeat.platforms.slurm.rehearsal import Layout, layout_of
@@ -138,7 +138,7 @@ def _of_agents(script: Script, step: Step, layout: Layout) -> Iterator[str]:
             f"{per_node} starts faster: --ntasks-per-node=1, drumbeat run -n {per_node}."
         )
     sets_token = any(name == TOKEN for name, _ in script.exports)
-    if tasks > 1 and not sets_token:
+    if tasks > 1 and not sets_token and starts_agent(step.command):
         yield Advice(
             f"{TOKEN} is not set in the script. Unless it is in the environment that sbatch hands "
             f"on, add {TOKEN}=$(openssl rand -hex 32) and export {TOKEN}."

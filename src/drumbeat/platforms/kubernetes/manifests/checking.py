@@ -32,7 +32,6 @@ from drumbeat.platforms.secret_names import is_secret, names_secret
 
 USUAL_GRACE_S = 25
 _KILLED_AFTER_S = 30
-_DRUMBEAT = re.compile(r"(?:^|[\s/;&'\"])drumbeat\s+run(?:\s|$)")
 _GRACE = re.compile(r"\s--grace[\s=](\d{1,6})")
 
 
@@ -70,7 +69,7 @@ def words_of(container: Mapping[str, Any]) -> str:
 
 def runs_drumbeat(container: Mapping[str, Any]) -> bool:
     """Whether it runs `drumbeat run`."""
-    return _DRUMBEAT.search(words_of(container)) is not None
+    return command.starts_agent([words_of(container)])
 
 
 def trains_together(container: Mapping[str, Any]) -> bool:
