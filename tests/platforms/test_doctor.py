@@ -146,9 +146,14 @@ JOBS = [
     ("image", WARNING, {"data": "a"},
      {"has_data": True, "named": ("a",), "ignored": frozenset("a")},
      "a is left out of the image by the .dockerignore that is there", ({}, {"named": ("a",)})),
-    ("driver", ERROR, {"data": "gs://b/x", "secrets": KEY}, {"requirements": "numpy"},
-     "gs://b/x needs gcsfs, which requirements.txt does not list. Add drumbeat[gcs]",
-     ({"data": "gs://b/x", "secrets": KEY}, {"requirements": "drumbeat[gcs, s3]==1"})),
+    ("driver", ERROR, {"data": "gs://b/x", "docker": {"drumbeat": "drumbeat==0.1"}},
+     {"requirements": "numpy"},
+     "gs://b/x needs gcsfs, which neither docker.drumbeat (drumbeat==0.1) nor requirements.txt "
+     "brings. Write drumbeat[gcs] there",
+     ({"data": "gs://b/x", "docker": {"drumbeat": "drumbeat==0.1"}},
+      {"requirements": "drumbeat[gcs, s3]==1"})),
+    ("driver", ERROR, {"output": "s3://b/x", "docker": {"drumbeat": "drumbeat[gcs]"}}, {},
+     "s3://b/x needs s3fs", ({"output": "s3://b/x", "docker": {"drumbeat": "drumbeat[s3]"}}, {})),
     ("credentials", WARNING, {"data": "gs://b/x"}, {}, "gs://b/x needs a login, and the job file "
      "gives none", ({"data": "gs://b/x", "secrets": KEY}, {})),
     ("credentials", WARNING, {"output": "s3://b/x"}, {}, "s3://b/x needs a login",
@@ -196,6 +201,17 @@ class TestJob:
         assert any(text.startswith(f"{check}: ") and said in text for text in found(wrong, state))
         mended = jobs.check(a_job(**right[0]), a_folder(**right[1]))
         assert not [each for each in mended if each.check == check and each.state != OK]
+
+    @pytest.mark.parametrize("docker", [{}, {"drumbeat": "drumbeat-0.1-py3-none-any.whl"}])
+    def test_the_driver_that_the_dockerfile_installs_is_not_missed(self, docker):
+        """`drumbeat render docker` writes drumbeat[gcs]."""
+        job = a_job(data="gs://b/x", docker=docker)
+        results = jobs.check(job, a_folder(requirements="numpy"))
+        assert "driver: gs://b/x: drumbeat render docker installs drumbeat[gcs]." in found(
+            results, OK
+        )
+        rendered = registry.get("docker").render(job).main  # type: ignore[misc]
+        assert "[gcs]" in rendered
 
     def test_a_plain_job_has_none(self):
         results = jobs.check(a_job(), a_folder())

@@ -154,7 +154,7 @@ def _dependencies(job: Job) -> list[str]:
     """Before the code, so that a change of it does not install everything anew."""
     found: list[str] = []
     wanted = job.docker.drumbeat
-    if wanted is not None and _is_local(wanted):
+    if wanted is not None and is_local(wanted):
         name = Path(wanted).name
         found += [f"COPY {command_path(wanted)} /tmp/{name}", _pip(job, f"/tmp/{name}")]  # noqa: S108
     else:
@@ -168,7 +168,7 @@ def _pip(job: Job, given: str | None) -> str:
     wanted = extras(job)
     names = f"[{','.join(wanted)}]" if wanted else ""
     words = [
-        given + names if given and _is_local(given) else given or f"drumbeat{names}=={__version__}"
+        given + names if given and is_local(given) else given or f"drumbeat{names}=={__version__}"
     ]
     if job.devices.gpus:
         words.append(_tensorflow_with_cuda())
@@ -193,7 +193,8 @@ def command_path(path: str) -> str:
     return json.dumps(path) if " " in path else path
 
 
-def _is_local(requirement: str) -> bool:
+def is_local(requirement: str) -> bool:
+    """Whether what pip is to install is a file beside the job file."""
     return requirement.endswith((".whl", ".tar.gz")) and "://" not in requirement
 
 
@@ -206,7 +207,7 @@ def _requirements(job: Job) -> str | None:
 def _needed(job: Job) -> Iterator[str]:
     """Files that the Dockerfile copies, whatever the patterns say."""
     for file in (job.docker.drumbeat, _requirements(job), job.script):
-        if file is not None and (file is not job.docker.drumbeat or _is_local(file)):
+        if file is not None and (file is not job.docker.drumbeat or is_local(file)):
             yield file.removeprefix("./")
 
 

@@ -13,6 +13,7 @@ from drumbeat.control.doctor.machine import MIB, SHM_OF_GPUS, SHM_OF_WORKER
 from drumbeat.control.doctor.result import Result, error, ok, warning
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import command, left_out
+from drumbeat.platforms.docker.render import is_local
 from drumbeat.platforms.doctor import image, packages
 from drumbeat.platforms.doctor import script as scripts
 from drumbeat.platforms.jobfile.documents import read_text
@@ -136,7 +137,7 @@ def check(
     return [
         *_script(job, folder, files),
         *_requirements(job, folder, in_image=own_disk),
-        *_credentials(job, folder),
+        *_credentials(job, folder, in_image=own_disk),
         *_data(job, folder, own_disk=own_disk),
         *(image.check(folder.named, folder.ignored) if own_disk else ()),
         *_output(job, own_disk=own_disk),
@@ -196,7 +197,7 @@ def _requirements(job: Job, folder: Folder, *, in_image: bool) -> list[Result]:
     )
 
 
-def _credentials(job: Job, folder: Folder) -> list[Result]:
+def _credentials(job: Job, folder: Folder, *, in_image: bool) -> list[Result]:
     places = {"data": job.data, "output": job.output, "backups": command.backup_dir(job)}
     clouds: dict[str, str] = {}
     for url in places.values():
@@ -204,7 +205,7 @@ def _credentials(job: Job, folder: Folder) -> list[Result]:
             clouds.setdefault(cloud, url)
     found: list[Result] = []
     for cloud, url in clouds.items():
-        found += _driver(cloud, url, folder)
+        found += _driver(job, cloud, url, folder, in_image=in_image)
         names = {secret.env for secret in job.secrets} | set(job.environment)
         wanted = "GOOGLE_APPLICATION_CREDENTIALS" if cloud == GOOGLE else "AWS_ACCESS_KEY_ID"
         if wanted in names or (cloud != GOOGLE and "AWS_WEB_IDENTITY_TOKEN_FILE" in names):
@@ -233,18 +234,22 @@ def _credentials(job: Job, folder: Folder) -> list[Result]:
     return found
 
 
-def _driver(cloud: str, url: str, folder: Folder) -> list[Result]:
-    if folder.requirements is None:
+def _driver(job: Job, cloud: str, url: str, folder: Folder, *, in_image: bool) -> list[Result]:
+    """Whether the image has what reads the URL; what nodes without one have isn't known."""
+    extra, driver, file = EXTRAS[cloud], DRIVERS[cloud], folder.requirements_name
+    given = job.docker.drumbeat
+    named = packages.required(f"{folder.requirements or ''}\n{given or ''}")
+    if any(name == driver or (name == "drumbeat" and extra in extras) for name, extras in named):
+        return [ok("driver", f"{url}: {driver} is in {file} or docker.drumbeat.")]
+    if not in_image:
         return []
-    names = packages.required(folder.requirements)
-    extra, driver = EXTRAS[cloud], DRIVERS[cloud]
-    if any(name == driver or (name == "drumbeat" and extra in extras) for name, extras in names):
-        return [ok("driver", f"{folder.requirements_name} has {driver} for {url}.")]
+    if given is None or is_local(given):
+        return [ok("driver", f"{url}: drumbeat render docker installs drumbeat[{extra}].")]
     return [
         error(
             "driver",
-            f"{url} needs {driver}, which {folder.requirements_name} does not list. Add "
-            f"drumbeat[{extra}] to it.",
+            f"{url} needs {driver}, which neither docker.drumbeat ({given}) nor {file} brings. "
+            f"Write drumbeat[{extra}] there.",
         )
     ]
 
