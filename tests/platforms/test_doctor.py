@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import textwrap
 from dataclasses import replace
@@ -486,6 +487,37 @@ class TestManifest:
     )
     def test_what_is_right(self, check, value):
         assert {each.state for each in check(value)} == {OK}
+
+
+class TestPlainPython:
+    """Python without drumbeat, which TF_CONFIG tells of the others, or nothing does."""
+
+    @pytest.mark.parametrize(
+        ("envs", "said"),
+        [
+            (TWO, "keras: worker-0, worker-1: Keras 3's fit can't train"),
+            (({}, {}), "processes: worker-0, worker-1 would train alone, as nothing"),
+            (({},), None),
+        ],
+    )
+    def test_is_told(self, tmp_path, monkeypatch, envs, said):
+        monkeypatch.chdir(tmp_path)
+        path = tmp_path / "job.yaml"
+        path.write_text("a: b")
+        Path("t.py").write_text("s = tf.distribute.MultiWorkerMirroredStrategy()\nm.fit(x)")
+        plain = [dataclasses.replace(each, command=("python", "t.py")) for each in processes(*envs)]
+        platform = Platform(
+            name="fake",
+            title="a fake",
+            rehearse=lambda m, p: Rehearsal(platform="fake", processes=tuple(plain)),
+        )
+        results = manifests.check(registry.read_manifest(path), platform)
+        warnings = found(results, WARNING)
+        assert len(warnings) == (said is not None)
+        assert said is None or warnings[0].startswith(said)
+        assert not found(results, ERROR)
+        says_places = any(each.check == "processes" and each.state == OK for each in results)
+        assert says_places == (said is None)
 
 
 class TestStores:

@@ -512,6 +512,45 @@ def test_processes_that_do_not_know_of_each_other(rehearse, tmp_path):
     assert "Failed: worker-0, worker-1 trained alone" in done.stdout
 
 
+@pytest.mark.parametrize("index", [None, 0])
+def test_python_without_drumbeat_that_trains_alone(rehearse, tmp_path, index):
+    (tmp_path / "train.py").write_text("import os\nrank = os.environ.get('RANK')")
+    processes = [
+        {
+            "name": f"w-{rank}",
+            "command": ["python", "train.py"],
+            "env": {} if index is None else {"RANK": str(rank)},
+        }
+        for rank in range(2)
+    ]
+    done = rehearse(manifest(tmp_path, *processes))
+    assert done.returncode == (1 if index is None else 0), done.stdout
+    said = "Failed: w-0, w-1 trained alone, as nothing in the environment says that the 2"
+    assert (said in done.stdout) == (index is None)
+
+
+def test_what_keras_refuses_is_told_after_it_has_failed(rehearse, tmp_path):
+    (tmp_path / "train.py").write_text(
+        "raise SystemExit(1)\ns = tf.distribute.MultiWorkerMirroredStrategy()\nmodel.fit()"
+    )
+    cluster = {"worker": ["a:1", "b:1"]}
+    processes = [
+        {
+            "name": f"w-{rank}",
+            "command": ["python", "train.py"],
+            "env": {
+                "TF_CONFIG": json.dumps(
+                    {"cluster": cluster, "task": {"type": "worker", "index": rank}}
+                )
+            },
+        }
+        for rank in range(2)
+    ]
+    done = rehearse(manifest(tmp_path, *processes))
+    assert done.returncode == 1
+    assert done.stdout.count("put drumbeat run (or python -m drumbeat) before the script") == 1
+
+
 def report(**changed):
     said = {"node_rank": 0, "nodes": 2, "workers": 2, "steps": 5, "task": "", "code": 0}
     return Report(**{**said, **changed})

@@ -16,11 +16,13 @@ from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
 from drumbeat.launch.ports import PortReservation, reserve_ports
 from drumbeat.launch.together import LIMIT_CODE, Part, Result, run_together
+from drumbeat.platforms import plain_python
 from drumbeat.platforms import rehearsing as preparing
 from drumbeat.platforms.command import TOKEN, starts_agent
 from drumbeat.platforms.platform import Manifest, Platform, Process, Rehearsal
 
 _NAME = re.compile(r"[\w][\w.-]{0,200}")
+_FIRST_SIGNAL = 128
 ALONE_CODE = 1
 """All processes have succeeded, but each by itself."""
 
@@ -219,8 +221,13 @@ def _tell(
         text, alone = together(
             {name: report for name, report in reports.items() if name in main and report}
         )
+        without = plain_python.alone(processes, Path.cwd(), "trained")
+        if without is not None:
+            text, alone = f"Failed: {without}", True
         _say(text)
         code = ALONE_CODE if alone else 0
+    if 0 < code < _FIRST_SIGNAL and plain_python.keras_cannot(processes, Path.cwd()):
+        _say(plain_python.KERAS_CANNOT)
     _say(f"Logs are in {folder}.")
     if rehearsal.differences:
         _say("On the platform it will be different:")

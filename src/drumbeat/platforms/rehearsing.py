@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.command import OUTPUT, TOKEN, TOKEN_FILE
+from drumbeat.platforms.plain_python import find_script, is_file
 from drumbeat.platforms.platform import Process
 
 KEPT = (
@@ -138,7 +139,7 @@ def _env(process: Process, machine: Machine, notes: list[str]) -> dict[str, str]
         given["PYTHONPATH"] += f":{here['PYTHONPATH']}"
     for name in CREDENTIALS:
         file = given.get(name)
-        if file is None or _is_file(Path(file)):
+        if file is None or is_file(Path(file)):
             continue
         own = machine.environ.get(name)
         if own is None:
@@ -187,14 +188,13 @@ def _located(process: Process, machine: Machine, notes: list[str]) -> list[str]:
 
 
 def _script(name: str, word: str, folder: Path, notes: list[str]) -> str:
-    if _is_file(folder / word):
+    if is_file(folder / word):
         return word
-    parts = [part for part in PurePosixPath(word).parts if part not in ("/", ".", "..")]
-    for begin in range(len(parts)):
-        found = PurePosixPath(*parts[begin:])
-        if _is_file(folder / found):
-            notes.append(f"{word} is {found} of {folder} here.")
-            return str(found)
+    path = find_script(word, folder)
+    if path is not None:
+        found = path.relative_to(folder)
+        notes.append(f"{word} is {found} of {folder} here.")
+        return str(found)
     raise ConfigError(
         f"{name} runs {shown(word)}, which is not here: neither it nor any end of its path is in "
         f"{folder}. Expected the "
@@ -205,19 +205,12 @@ def _script(name: str, word: str, folder: Path, notes: list[str]) -> str:
 def _check_module(name: str, module: str, folder: Path) -> None:
     parts = module.split(".")
     path = folder.joinpath(*parts)
-    if _is_file(Path(f"{path}.py")) or _is_file(path / "__main__.py") or _is_installed(parts[0]):
+    if is_file(Path(f"{path}.py")) or is_file(path / "__main__.py") or _is_installed(parts[0]):
         return
     raise ConfigError(
         f"{name} runs the module {shown(module)}, which is neither in {folder} nor installed. "
         "Expected the folder that the image is made of; change to it."
     )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that is too long, a folder that can't be looked into
-        return False
 
 
 def _is_installed(name: str) -> bool:

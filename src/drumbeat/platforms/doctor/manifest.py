@@ -7,13 +7,15 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from drumbeat.cluster import ClusterSpec, launched_by
 from drumbeat.cluster.wording import listed, shown
 from drumbeat.control.doctor import places
-from drumbeat.control.doctor.result import OK, Result, error, ok, warning
+from drumbeat.control.doctor.result import OK, WARNING, Result, error, ok, warning
 from drumbeat.errors import ConfigError, DrumbeatError
+from drumbeat.platforms import plain_python
 from drumbeat.platforms.command import TOKEN, TOKEN_FILE, starts_agent
 from drumbeat.platforms.doctor import stores
 from drumbeat.platforms.platform import Advice, Manifest, NoCommand, Platform, Process
@@ -77,7 +79,22 @@ def _of_processes(manifest: Manifest, platform: Platform, problems: list[str]) -
         stand_ins=ports.addresses,
         said="\n".join(problems),
     )
+    found += _of_plain_python(rehearsal.processes, " ".join(problems))
+    if any(result.state == WARNING for result in found) or "alone" in " ".join(problems):
+        found = [result for result in found if result.state != OK]
     return [*stores.check(manifest, platform.name, rehearsal.processes), *found]
+
+
+def _of_plain_python(processes: tuple[Process, ...], said: str) -> list[Result]:
+    """What becomes of processes that run Python without drumbeat; `said` are problems so far."""
+    found: list[Result] = []
+    alone = plain_python.alone(processes, Path.cwd(), "would train")
+    if alone is not None and "alone" not in said:
+        found.append(warning("processes", str(alone)))
+    names = plain_python.keras_cannot(processes, Path.cwd())
+    if names:
+        found.append(warning("keras", f"{listed(names)}: {plain_python.KERAS_CANNOT}"))
+    return found
 
 
 def each_once(results: list[Result], name: str) -> list[Result]:
