@@ -379,6 +379,23 @@ def test_states(monkeypatch, word, second, expected):
     assert found.detail == f"{second or word}: out of memory"
 
 
+def test_a_page_of_a_proxy_is_no_answer(monkeypatch):
+    nothing = Service()
+    nothing.create_training_job = lambda **_: {}
+    monkeypatch.setattr(SageMakerClient, "_service", lambda *_: nothing)
+    monkeypatch.setattr(token_file, "put", lambda place: None)
+    client = SageMakerClient()
+    for call in (
+        client.status,
+        client.stop,
+        lambda name: client.logs(name, task=None, follow=True),
+    ):
+        with pytest.raises(DrumbeatError, match="an answer without TrainingJobStatus"):
+            call("x")
+    with pytest.raises(DrumbeatError, match="an answer without TrainingJobArn"):
+        client.submit(job(), sagemaker.render(job()))
+
+
 def test_every_state_of_the_service_is_known():
     import botocore.session
 

@@ -153,6 +153,16 @@ def test_states(service, written, tmp_path, state, expected):
     assert found.detail.endswith(": out of quota")
 
 
+@pytest.mark.filterwarnings("ignore:Unrecognized JobState")
+def test_a_state_that_the_library_does_not_know(service, written, tmp_path):
+    asked = job(tmp_path, workers=1)
+    client = VertexClient.of(asked, {})
+    name = client.submit(asked, vertex.render(asked))
+    service.jobs[name].state = 99
+    found = client.status(name)
+    assert (found.state, found.detail) == ("unknown", "99")
+
+
 def test_every_state_of_the_service_is_known():
     from google.cloud.aiplatform_v1.types import JobState
 
@@ -281,6 +291,21 @@ class TestLogs:
             'resource.type="ml_job" resource.labels.job_id="7" '
             'resource.labels.task_name="workerpool1-0"',
         ]
+
+    @pytest.mark.parametrize("said", ["<html>", "5", "[5]", "[{}, null]", '[{"resource": []}]'])
+    def test_answers_that_are_none(self, tmp_path, monkeypatch, said):
+        (tmp_path / "entries").write_text(said)
+        self.gcloud(tmp_path, monkeypatch, f"cat {tmp_path}/entries")
+        with pytest.raises(ConfigError, match="gcloud printed no entries as JSON"):
+            list(VertexClient.of(job(tmp_path), {}).logs("7", task=None, follow=False))
+
+    @pytest.mark.parametrize("follow", [False, True])
+    def test_bytes_that_are_no_text(self, tmp_path, monkeypatch, follow):
+        said = b"caf\xe9\n" if follow else b'[{"textPayload": "caf\xe9"}]'
+        (tmp_path / "entries").write_bytes(said)
+        self.gcloud(tmp_path, monkeypatch, f"cat {tmp_path}/entries")
+        [line] = VertexClient.of(job(tmp_path), {}).logs("7", task=None, follow=follow)
+        assert line.endswith("caf\ufffd")
 
     def test_following_streams(self, tmp_path, monkeypatch):
         words = self.gcloud(tmp_path, monkeypatch, "echo one; echo two")

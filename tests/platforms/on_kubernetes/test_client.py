@@ -650,3 +650,29 @@ def test_a_busy_server_is_not_waited_for_as_long_as_it_says(monkeypatch, connect
         with pytest.raises(ConfigError, match=r"refused to read the TFJob digits \(429\)"):
             connect()[0].status("digits")
         server.shutdown()
+
+
+def test_an_answer_that_never_ends(monkeypatch, connect, tmp_path):
+    over = threading.Event()
+
+    class Dripping(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802
+            self.send_response(200)
+            self.send_header("Content-Length", "100000")
+            self.end_headers()
+            while not over.wait(0.05):
+                self.wfile.write(b" ")
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setattr(kubernetes_api, "CALL_S", 0.5)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Dripping) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        (tmp_path / "config").write_text(CONFIG.format(url=url))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        with pytest.raises(DrumbeatError, match=rf"Asking The API server {url} took longer than"):
+            connect()[0].status("digits")
+        over.set()
+        server.shutdown()

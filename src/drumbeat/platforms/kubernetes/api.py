@@ -16,6 +16,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms.deadline import within
 
 CONNECT_S, READ_S = 5.0, 30.0
+CALL_S = 90.0
 LOAD_S = 120.0
 """A context's program for credentials may ask its user."""
 _IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
@@ -78,13 +79,18 @@ class Server:
 
         Raises:
             Refused: The server said no.
-            ConfigError: It can't be reached in time.
+            ConfigError: It can't be reached.
+            DrumbeatError: It has not answered in time.
         """
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
-        try:
+        def asked() -> Any:
             return function(*args, _request_timeout=(CONNECT_S, READ_S), **more)
+
+        try:
+            # READ_S is for each part of an answer, of which there may be many.
+            return within(CALL_S, asked, f"Asking {self._where()}")
         except ApiException as error:
             raise Refused(what, error.status or 0, _said(error), self._where()) from None
         except (HTTPError, OSError) as error:

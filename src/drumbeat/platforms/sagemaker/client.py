@@ -19,7 +19,7 @@ from drumbeat.platforms.platform import Rendered, Status
 from drumbeat.platforms.sagemaker import render as sagemaker
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
-CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 60
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S = 10, 30
 POLL_S = 5.0
 _STATES = {
     "InProgress": "running",
@@ -66,13 +66,14 @@ class SageMakerClient:
         request = self._request(job, rendered)
         if (place := sagemaker.token_place(job)) is not None:
             token_file.put(place)
-        _call(lambda: service.create_training_job(**request))
+        _call(lambda: service.create_training_job(**request), "TrainingJobArn")
         return request["TrainingJobName"]
 
     def status(self, job_id: str) -> Status:
         """See `Client.status`; SageMaker says nothing of single hosts."""
         service = self._service("sagemaker")
-        found = _call(lambda: service.describe_training_job(TrainingJobName=job_id))
+        call = service.describe_training_job
+        found = _call(lambda: call(TrainingJobName=job_id), "TrainingJobStatus")
         word, second = found["TrainingJobStatus"], found.get("SecondaryStatus", "")
         state = _STATES.get(word, "unknown")
         if state == "running" and second in _PENDING:
@@ -154,11 +155,18 @@ def _page(service: Any, asked: dict[str, Any]) -> dict[str, Any]:
         return {}  # no job of the account has printed anything yet
 
 
-def _call(call: Callable[[], Any]) -> Any:
+def _call(call: Callable[[], Any], key: str | None = None) -> Any:
+    """What AWS answers, which has `key`: boto3 reads a proxy's page as an answer without keys."""
     try:
-        return call()
+        answer = call()
     except Exception as error:
         return _refuse(error)
+    if key is not None and key not in answer:
+        raise DrumbeatError(
+            f"AWS gave an answer without {key}. Is it AWS that answers, and not a proxy or what "
+            "AWS_ENDPOINT_URL names?"
+        )
+    return answer
 
 
 def _refuse(error: Exception) -> Any:

@@ -103,7 +103,8 @@ class VertexClient:
         """See `Client.status`; Vertex AI says nothing of single replicas."""
         name, service = self._name(job_id), self._service()
         found = self._call(lambda: service.get_custom_job(name=name, **_limits()))
-        word = found.state.name.removeprefix("JOB_STATE_")
+        # One that the library does not know is a number.
+        word = str(getattr(found.state, "name", found.state)).removeprefix("JOB_STATE_")
         detail = word.lower().replace("_", " ")
         if found.error.message:
             detail = f"{detail}: {found.error.message}"
@@ -243,7 +244,9 @@ def _proto(described: dict[str, Any]) -> Any:
 
 def _entries(words: list[str]) -> Iterator[str]:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=LOGS_TIMEOUT_S)
+        done = subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=LOGS_TIMEOUT_S
+        )
     except subprocess.TimeoutExpired:
         raise DrumbeatError(
             f"gcloud took longer than {LOGS_TIMEOUT_S:g} s: {command.shell(words)}"
@@ -251,20 +254,23 @@ def _entries(words: list[str]) -> Iterator[str]:
     if done.returncode:
         raise ConfigError(f"gcloud failed:{printed_by(done.stderr)}")
     try:
-        entries = json.loads(done.stdout or "[]")
-    except ValueError:
-        raise ConfigError(f"gcloud printed no JSON: {shown(done.stdout)}") from None
-    for entry in entries:
-        task = entry.get("resource", {}).get("labels", {}).get("task_name", "service")
-        payload = entry.get("jsonPayload") or {}
-        text = payload.get("message") or entry.get("textPayload") or ""
-        for line in str(text).splitlines():
+        said = [_said(entry) for entry in json.loads(done.stdout or "[]")]
+    except (ValueError, AttributeError, TypeError):
+        raise ConfigError(f"gcloud printed no entries as JSON: {shown(done.stdout)}") from None
+    for task, text in said:
+        for line in text.splitlines():
             yield f"{task}: {line}"
+
+
+def _said(entry: Any) -> tuple[str, str]:
+    task = entry.get("resource", {}).get("labels", {}).get("task_name", "service")
+    payload = entry.get("jsonPayload") or {}
+    return task, str(payload.get("message") or entry.get("textPayload") or "")
 
 
 def _followed(words: list[str]) -> Iterator[str]:
     """What gcloud prints; it ends with the job."""
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, errors="replace") as run:
         assert run.stdout is not None  # noqa: S101
         try:
             for line in run.stdout:
