@@ -97,6 +97,19 @@ def test_data_in_the_folder_is_counted_for_file_sharding(doctor, tmp_path):
     assert lines(doctor("drumbeat.yaml"), "warning") == []
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [("--epochs 2 t.py", "--epochs"), ("-n 2 --hang-timeut=3 t.py", "--hang-timeut"),
+     ("-n2 -y t.py", "-y"), ("-n 2 --exact -- t.py --epochs 2", ""), ("-m a.b --x", "")],
+)  # fmt: skip
+def test_options_that_run_has_not(doctor, tmp_path, words, option):
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n#SBATCH -N1\nsrun drumbeat run {words}\n")
+    result = doctor("job.sh")
+    assert result.exit_code == bool(option)
+    assert ("drumbeat run has no option" in result.output) == bool(option)
+    assert f"has no option {option}" in result.output or not option
+
+
 def test_a_manifest(doctor, tmp_path):
     from drumbeat.platforms import registry
     from drumbeat.platforms.jobfile import read

@@ -406,6 +406,10 @@ def test_nothing_is_wrong_with_what_is_rendered(tmp_path, monkeypatch):
         (two(more="ports: ['6006:6006', '6006:6007']"), "publishes the port 6006 twice"),
         (two(more="scale: 2"), "scale: 2, but all of its containers would have the same"),
         (two(more="deploy: {replicas: 3}"), "deploy.replicas: 3"),
+        (
+            "services: {t: {image: i, command: drumbeat run t.py, deploy: {replicas: 2}}}",
+            "deploy.replicas: 2, but nothing tells its containers",
+        ),
         (two(more="depends_on: {b: {condition: service_healthy}}"), "waits until b is healthy"),
         (two(more="network_mode: none"), "can't reach the others"),
         (two(image="''"), "neither image nor build"),

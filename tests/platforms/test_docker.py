@@ -19,7 +19,7 @@ from drumbeat import __version__
 from drumbeat.cluster import launched_by
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import left_out, registry
-from drumbeat.platforms.docker import rehearsal
+from drumbeat.platforms.docker import rehearsal, rules
 from drumbeat.platforms.docker import render as docker
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Process
@@ -245,6 +245,45 @@ def test_ray_is_given_what_the_image_has(keys):
 def test_a_line_of_dockerignore(pattern, path, is_out):
     assert left_out.is_left_out(path, [pattern]) == is_out
     assert not left_out.is_left_out(path, [pattern, f"!{path.replace('*', chr(92) + '*')}"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("FROM alpine:3", "Dockerfile:1: FROM alpine:3: Alpine has no glibc"),
+        ("FROM python:3.12-alpine3.20 AS a", "Alpine has no glibc"),
+        ("FROM a\nENV AWS_SECRET_ACCESS_KEY=abcdefgh", "Dockerfile:2: the value of AWS_SECRET_ACC"),
+        ("FROM a\nARG HUB_TOKEN=abcdefgh", "the value of HUB_TOKEN is in the image"),
+        ("FROM a\nENV A=b X_PASSWORD='a b c d'", "the value of X_PASSWORD"),
+        ("FROM a\nCOPY .env train.py /app/", ".env would be in the image"),
+        ('FROM a\nCOPY ["keys/sa.json", "/x"]', "keys/sa.json would be in the image"),
+        ("FROM a\nCOPY --chown=1:1 . .", "it copies the folder, and '.env' with it"),
+    ],
+)
+def test_mistakes_in_a_dockerfile(text: str, message: str) -> None:
+    write(".env", "train.py")
+    found = rules.problems(registry.parse_manifest(text, Path("Dockerfile")))
+    assert any(message in each for each in found), found
+    assert "abcdefgh" not in " ".join(found)
+
+
+def test_no_mistakes_in_a_dockerfile() -> None:
+    write(".env", "train.py")
+    write(".dockerignore")
+    Path(".dockerignore").write_text(docker.render(job()).files[".dockerignore"])
+    for text in (
+        docker.render(job()).main,
+        "FROM a\nENV TOKEN_FILE=/x HUB_TOKEN=\nARG HUB_TOKEN\nCOPY --from=b .env x\nCOPY . .",
+        "FROM a\nENV HUB_TOKEN=$HUB_TOKEN ='\nCOPY 'a b",
+    ):
+        assert rules.problems(registry.parse_manifest(text, Path("Dockerfile"))) == []
+
+
+@pytest.mark.parametrize("base", ["alpine:3", "python:3.12-alpine", "ghcr.io/a/alpine"])
+def test_a_base_without_glibc_is_refused(base: str) -> None:
+    with pytest.raises(ValueError, match="TensorFlow has no wheels"):
+        job(docker={"base": base})
+    assert job(docker={"base": "alpinist/debian:12"}).docker.base
 
 
 def rehearsed(text: str, name: str = "Dockerfile") -> Process:

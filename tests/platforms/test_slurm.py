@@ -391,11 +391,37 @@ TOKEN = "export DRUMBEAT_TOKEN=$(openssl rand -hex 32)\n"  # noqa: S105
         ("#!/bin/bash\n#SBATCH -N2 --ntasks-per-node=4\nsrun -m cyclic python t.py\n", "blocks"),
         ("#!/bin/bash\r\n#SBATCH -N2\r\nsrun python t.py\r\n", "line ends"),
         ("#!/bin/bash\n#SBATCH -N x\nsrun python t.py\n", "--nodes is 'x'"),
+        (
+            HEAD + "#SBATCH --partion=gpu\nsrun python t.py\n",
+            "did you mean --partition?",
+        ),
+        (HEAD + "#SBATCH --time=1d\nsrun python t.py\n", "--time is '1d'; sbatch takes minutes"),
+        (HEAD + "srun --cpu-per-task=2 python t.py\n", "did you mean --cpus-per-task?"),
+        (
+            HEAD + "export TF_CONFIG=$(./make)\nsrun python t.py\n",
+            "all of its 2 tasks have",
+        ),
     ],
 )
 def test_problems(text, message):
     found = PLATFORM.problems(manifest_of(text))
     assert [each for each in found if message in each], found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            f"#SBATCH --time={time}\nsrun python t.py\n"
+            for time in ("90", "5:30", "1:00:00", "2-0", "2-12:30", "1-1:2:3", "UNLIMITED")
+        ),
+        "#SBATCH --part=gpu --container-image=a --comment=x\nsrun --time=$T python t.py\n",
+        "srun -N1 -n1 --exclusive python ps.py &\nTF_CONFIG=1 srun -N1 -n1 python t.py\n",
+    ],
+)
+def test_what_sbatch_takes(text):
+    found = PLATFORM.problems(manifest_of(HEAD + text))
+    assert not [each for each in found if "has no" in each or "--time" in each or "TF_C" in each]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from drumbeat.cli.jobs import manifest_for, recognised
+from drumbeat.cli.refused import option_of_run
 from drumbeat.errors import ConfigError, RendezvousError
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _alone(file: str | None, given: dict[str, str], workers: int) -> list[Result
     found: list[Result] = []
     job, manifest, folder = _read(file)
     if manifest is not None:
-        return manifests.check(*manifest)
+        return manifests.check(*manifest, refused=option_of_run)
     if file is None:
         env = environ_here(os.environ)
         found += _here(env, _places(env, None, given), folder, workers)
@@ -274,7 +275,7 @@ def _of_platform(platform: Platform) -> list[Result]:
         )
     except ConfigError as problem:
         return [*found, error("platform", str(problem))]
-    checked = manifests.check(manifest, platform)
+    checked = manifests.check(manifest, platform, refused=option_of_run)
     # More can be seen in the manifest than in the job file.
     seen = {each.check for each in checked}
     return [*(each for each in found if each.check not in seen), *checked]

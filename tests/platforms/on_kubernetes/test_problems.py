@@ -11,6 +11,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms import registry
 from drumbeat.platforms.kubernetes.manifests import names
 
+GPUS = "              resources: {limits: {NAME: 1, cpu: 4}}\n"
 TFJOB = """
 apiVersion: kubeflow.org/v1
 kind: TFJob
@@ -350,3 +351,19 @@ def test_a_file_with_jobs_of_several_kinds_is_not_half_looked_at():
     beside = "---\napiVersion: v1\nkind: Service\nmetadata: {name: a}\n"
     manifest = registry.parse_manifest(texts[0] + beside, Path("one.yaml"))
     assert registry.recognise(manifest).name == "tfjob"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nvidia.com/gpus", "no 'nvidia.com/gpus', unless it was renamed there"),
+        ("gpu", "Kubernetes has no resource 'gpu'"),
+        ("mem", "did you mean memory?"),
+        *((name, None) for name in ("nvidia.com/gpu", "nvidia.com/mig-1g.5gb", "amd.com/gpu",
+          "nvidia.com/gpu.shared", "memory", "hugepages-2Mi", "vpc.amazonaws.com/efa")),
+    ],
+)  # fmt: skip
+def test_names_of_resources(name, said):
+    text = TFJOB + GPUS.replace("NAME", name)
+    found = registry.get("tfjob").problems(registry.parse_manifest(text, Path("job.yaml")))
+    assert (len(found) == 1 and said in found[0]) if said else not found

@@ -63,6 +63,12 @@ def _of_service(service: Service, training: set[str]) -> Iterator[str]:
                 f"{where} has {key}: {count}, but all of its containers would have the same "
                 "TF_CONFIG; write a service for each task."
             )
+        elif str(count) not in ("0", "1"):
+            yield (
+                f"{where} has {key}: {count}, but nothing tells its containers which of them they "
+                "are: each would train alone. Write a service for each task, with a TF_CONFIG of "
+                "its own; drumbeat render compose does."
+            )
     ports = [_published(each) for each in given.get("ports") or () if _published(each)]
     for port in sorted({each for each in ports if ports.count(each) > 1}):
         yield f"{where} publishes the port {port} twice."

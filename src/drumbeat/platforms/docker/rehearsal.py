@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from drumbeat.cluster.wording import shown
@@ -90,7 +90,7 @@ def _last_stage(text: str, name: str) -> _Stage:
     stages: dict[str, _Stage] = {}
     before: dict[str, str] = {}
     stage = _Stage(base="scratch")
-    for line, word, rest in _instructions(text):
+    for line, word, rest in instructions(text):
         where = f"{name}:{line}: "
         if word == "FROM":
             stage = _from(rest, before, stages)
@@ -99,7 +99,7 @@ def _last_stage(text: str, name: str) -> _Stage:
             known = before if not stages else stage.arguments
             known.setdefault(key.strip(), stage.filled(value.strip().strip("\"'")))
         elif word == "ENV":
-            stage.variables |= _pairs(rest, stage, where)
+            stage.variables |= pairs(rest, stage.filled, where)
         elif word == "CMD":
             stage.command = _words(rest, where)
         elif word == "ENTRYPOINT":
@@ -125,7 +125,7 @@ def _from(rest: str, before: dict[str, str], stages: dict[str, _Stage]) -> _Stag
     return stage
 
 
-def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
+def instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """Line, instruction and arguments; lines that are continued are one, here-documents are not."""
     parts: list[str] = []
     begin = 0
@@ -149,17 +149,27 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
             yield begin, word.upper(), rest.strip()
 
 
-def _pairs(rest: str, stage: _Stage, where: str) -> dict[str, str]:
+def pairs(rest: str, filled: Callable[[str], str] = str, where: str = "") -> dict[str, str]:
+    """Variables of an ENV, with their values.
+
+    Args:
+        rest: What stands behind ENV.
+        filled: Puts in the variables that a value names.
+        where: Comes first in errors.
+
+    Raises:
+        ConfigError: It has another form.
+    """
     name, _, value = rest.partition(" ")
     if "=" not in name:  # ENV NAME value, of old
-        return {name: stage.filled(value.strip())} if name else {}
+        return {name: filled(value.strip())} if name else {}
     found: dict[str, str] = {}
     at = 0
     while at < len(rest):
         pair = _PAIR.match(rest, at)
         if pair is None:
             raise ConfigError(f"{where}ENV is {shown(rest)}; expected NAME=value.")
-        found[pair[1]] = _unquoted(stage.filled(pair[2]))
+        found[pair[1]] = _unquoted(filled(pair[2]))
         at = pair.end()
     return found
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from drumbeat import __version__
 from drumbeat.cluster.wording import listed
 from drumbeat.platforms import command, left_out
-from drumbeat.platforms.docker import rehearsal
+from drumbeat.platforms.docker import rehearsal, rules
 from drumbeat.platforms.jobfile import sections
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Platform, Rendered
@@ -216,5 +216,6 @@ PLATFORM = Platform(
     title="Docker",
     render=render,
     recognises=rehearsal.recognises,
+    problems=rules.problems,
     rehearse=rehearsal.rehearse,
 )

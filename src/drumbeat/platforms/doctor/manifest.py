@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ _FIRST_PORT = 20_000
 _MAX_PROCESSES = 64
 
 
+def _none(words: Sequence[str]) -> str:
+    return ""
+
+
 class _Ports:
     """Stands for free ports where nothing is going to listen."""
 
@@ -38,8 +42,16 @@ class _Ports:
         return number
 
 
-def check(manifest: Manifest, platform: Platform) -> list[Result]:
-    """All that is to be said about a platform's file, each mistake once."""
+def check(
+    manifest: Manifest, platform: Platform, *, refused: Callable[[Sequence[str]], str] = _none
+) -> list[Result]:
+    """All that is to be said about a platform's file, each mistake once.
+
+    Args:
+        manifest: The file.
+        platform: Whose it is.
+        refused: From the words behind `drumbeat run` to the first option that it has not, or "".
+    """
     name = manifest.path.name
     problems = platform.problems(manifest) if platform.problems is not None else []
     found = [ok("platform", f"{name} is for {platform.title}.")]
@@ -47,7 +59,7 @@ def check(manifest: Manifest, platform: Platform) -> list[Result]:
     found += _written_tf_config(manifest)
     if not any("shm" in text for text in problems) and platform.name != "compose":
         found += _shm(manifest)
-    found += _of_processes(manifest, platform, problems)
+    found += _of_processes(manifest, platform, problems, refused)
     return each_once(found, name)
 
 
@@ -56,7 +68,12 @@ def _problem(name: str, text: str) -> Result:
     return (warning if isinstance(text, Advice) else error)("manifest", said)
 
 
-def _of_processes(manifest: Manifest, platform: Platform, problems: list[str]) -> list[Result]:
+def _of_processes(
+    manifest: Manifest,
+    platform: Platform,
+    problems: list[str],
+    refused: Callable[[Sequence[str]], str],
+) -> list[Result]:
     if platform.rehearse is None:
         return []
     name, ports = manifest.path.name, _Ports()
@@ -80,6 +97,15 @@ def _of_processes(manifest: Manifest, platform: Platform, problems: list[str]) -
         said="\n".join(problems),
     )
     found += _of_plain_python(rehearsal.processes, " ".join(problems))
+    words = dict.fromkeys(_behind_run(each.command) for each in rehearsal.processes)
+    found += [
+        _problem(
+            name,
+            f"drumbeat run has no option {option}. It would refuse it; what belongs to the script "
+            "stands behind the script.",
+        )
+        for option in dict.fromkeys(filter(None, map(refused, words)))
+    ]
     if any(result.state == WARNING for result in found) or "alone" in " ".join(problems):
         found = [result for result in found if result.state != OK]
     return [*stores.check(manifest, platform.name, rehearsal.processes), *found]
@@ -95,6 +121,14 @@ def _of_plain_python(processes: tuple[Process, ...], said: str) -> list[Result]:
     if names:
         found.append(warning("keras", f"{listed(names)}: {plain_python.KERAS_CANNOT}"))
     return found
+
+
+def _behind_run(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The words behind `drumbeat run`, where it is the command itself."""
+    for at, word in enumerate(words[:3]):
+        if word.rpartition("/")[2] == "drumbeat" and words[at + 1 : at + 2] == ("run",):
+            return words[at + 2 :]
+    return ()
 
 
 def each_once(results: list[Result], name: str) -> list[Result]:

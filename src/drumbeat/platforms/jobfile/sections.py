@@ -80,12 +80,32 @@ class Compose(Section):
     gpus: bool = Field(default=False, description="Give each container all GPUs.")
 
 
+ALPINE = "Alpine has no glibc, and TensorFlow has no wheels without; expected Debian's or Ubuntu's"
+_ALPINE = "(^|/)alpine([:@]|$)|[:-]alpine[0-9.]*(@|$)"
+
+
+def is_alpine(image: str) -> bool:
+    """Whether an image is of Alpine Linux, as far as its name tells."""
+    return re.search(_ALPINE, image) is not None
+
+
+def _check_base(value: str) -> str:
+    if is_alpine(value):
+        raise ValueError(f"{ALPINE}, such as python:3.12-slim")
+    return value
+
+
 class Docker(Section):
     """The Dockerfile."""
 
-    base: str | None = Field(
-        default=None, description="Image to start from; by default python:<version>-slim."
-    )
+    base: (
+        Annotated[
+            str,
+            AfterValidator(_check_base),
+            WithJsonSchema({"type": "string", "pattern": r"\S", "not": {"pattern": _ALPINE}}),
+        ]
+        | None
+    ) = Field(default=None, description="Image to start from; by default python:<version>-slim.")
     packages: list[Text] = Field(default=[], description="Debian packages to install.")
     requirements: str | None = Field(
         default=None,

@@ -12,6 +12,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms.command import TOKEN, starts_agent
 from drumbeat.platforms.platform import Advice, Manifest
 from drumbeat.platforms.secret_names import names_secret
+from drumbeat.platforms.slurm import options
 from drumbeat.platforms.slurm.rehearsal import Layout, layout_of
 from drumbeat.platforms.slurm.script import Script, Step, filled, options_of, read
 
@@ -40,6 +41,9 @@ def problems(manifest: Manifest) -> list[str]:
 def _of_file(text: str, script: Script) -> Iterator[str]:
     if "\r\n" in text:
         yield "The script has Windows' line ends, which sbatch refuses: sed -i 's/\\r$//' FILE."
+    directives = {pair: None for group in script.groups for pair in group.items()}
+    yield from options.problems("sbatch", directives)
+    yield from options.problems("srun", script.training.options.items() if script.training else ())
     if script.late:
         yield (
             f"#SBATCH {listed(script.late)} stands after the first command, where sbatch does not "
@@ -91,7 +95,13 @@ def _without_step(script: Script, layout: Layout) -> Iterator[str]:
 def _of_step(script: Script, step: Step, layout: Layout) -> Iterator[str]:
     tasks, nodes = sum(layout.counts), len(layout.counts)
     runs_drumbeat = any(word.rpartition("/")[2] == "drumbeat" for word in step.command)
-    options = {**script.options, **step.options}
+    both = {**script.options, **step.options}
+    if tasks > 1 and any(name == "TF_CONFIG" for name, _ in script.exports):
+        yield (
+            f"TF_CONFIG is set before srun, so all of its {tasks} tasks have the same one and are "
+            "the same worker. Set it in what each task runs, by SLURM_PROCID; drumbeat run needs "
+            "none on Slurm."
+        )
     if layout.distribution.startswith("arbitrary") and runs_drumbeat:
         yield (
             "With --distribution=arbitrary nobody can tell where task 0 runs, at which the agents "
@@ -113,7 +123,7 @@ def _of_step(script: Script, step: Step, layout: Layout) -> Iterator[str]:
             f"--cpus-per-task={cpus} is sbatch's: since 22.05 srun gives each task 1 CPU. Add "
             "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK."
         )
-    if "signal" in options and options.get("kill-on-bad-exit", "0") != "0" and nodes > 1:
+    if "signal" in both and both.get("kill-on-bad-exit", "0") != "0" and nodes > 1:
         yield Advice(
             "With --kill-on-bad-exit the first agent that has saved its state (exit code 75) ends "
             "the others, which may not have. Give --kill-on-bad-exit=0 --wait=60."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,9 @@ from drumbeat.platforms.secret_names import is_secret, names_secret
 
 USUAL_GRACE_S = 25
 _KILLED_AFTER_S = 30
+_RESOURCES = ["cpu", "memory", "ephemeral-storage"]
+_DEVICES = ["nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"]
+_NVIDIA = r"gpu(\.shared)?|mig-[\w.+-]+|[A-Z]\w*|.*(rdma|hostdev|ib|vgpu|shared).*|pgpu"
 _GRACE = re.compile(r"\s--grace[\s=](\d{1,6})")
 
 
@@ -122,9 +126,25 @@ def _container_problems(
             continue
         yield f"{place}: {key} is {shown(words)}; expected a list of text, with numbers in quotes."
     yield from _env_problems(place, container.get("env"))
+    yield from _resource_problems(place, mapping(container.get("resources")))
     for mount in map(mapping, sequence(container.get("volumeMounts"))):
         if text(mount.get("name")) not in volumes:
             yield f"{place} mounts the volume {shown(mount.get('name'))}, which is not in volumes."
+
+
+def _resource_problems(place: str, resources: Mapping[str, Any]) -> Iterator[str]:
+    asked = {**mapping(resources.get("requests")), **mapping(resources.get("limits"))}
+    for name in asked:
+        maker, _, rest = str(name).rpartition("/")
+        if not maker and name not in _RESOURCES and not str(name).startswith("hugepages-"):
+            close = difflib.get_close_matches(str(name).lower(), _RESOURCES + _DEVICES, n=1)
+            hint = f"; did you mean {close[0]}?" if close else "."
+            yield f"{place}: Kubernetes has no resource {shown(name)}{hint}"
+        elif maker == "nvidia.com" and not re.fullmatch(_NVIDIA, rest):
+            yield Advice(
+                f"{place}: NVIDIA's device plugin has no {shown(name)}, unless it was renamed "
+                "there: pods would wait for ever. Expected nvidia.com/gpu."
+            )
 
 
 def _env_problems(place: str, env: object) -> Iterator[str]:
