@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drumbeat.cluster.rehearsing import Rehearsing, Report
+from drumbeat.launch.outcome import preempted
 
 # A script that counts its steps as training does.
 HEAD = """
@@ -86,3 +87,9 @@ def test_a_failure_is_not_tried_again(rehearse):
         assert result.code == report.code == 9
         assert "Starting all workers again" not in result.out
         assert "worker 1" in result.report
+
+
+def test_a_rehearsal_that_is_stopped_does_not_go_on(tmp_path):
+    order = Rehearsing(steps=3, report=tmp_path / "report.json")
+    assert "goes on from there" in preempted(None)
+    assert preempted(order) == "The workers have stopped."

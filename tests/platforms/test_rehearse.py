@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drumbeat.cli.options import app
-from drumbeat.cli.rehearsing import together
+from drumbeat.cli.rehearsing import LAST_LINES, LINE_WIDTH, _last_lines, together
 from drumbeat.cluster.rehearsing import Rehearsing, Report
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import registry, rehearsing
@@ -208,7 +208,43 @@ def test_failure_ends_all_and_is_told(rehearse, tmp_path):
     done = rehearse(path)
     assert done.returncode == 7
     assert "Failed: worker-1 ended with exit code 7" in done.stdout
-    assert done.stdout.count("about to fail") == 2
+    # Little was written, and all of that is on the screen.
+    assert done.stdout.count("about to fail") == 1
+    assert "last lines" not in done.stdout
+
+
+def test_last_lines_are_bounded(rehearse, tmp_path):
+    path = manifest(
+        tmp_path,
+        python("w", "[print(i) for i in range(500)]; raise SystemExit(1)"),
+        python("v", "import time; time.sleep(600)"),
+    )
+    done = rehearse(path)
+    assert "Its last lines:" in done.stdout
+    after = done.stdout.partition("Its last lines:\n")[2].partition("[drumbeat] Logs are in")[0]
+    assert after.splitlines()[-1] == "499"
+    assert len(after.splitlines()) <= LAST_LINES + 1
+    long = _last_lines("\n".join(["a"] * 100 + ["b" * 5000])).splitlines()
+    assert long[0] == "… (71 lines before)"
+    assert len(long) == LAST_LINES + 1
+    assert len(long[-1]) == LINE_WIDTH + 1
+
+
+@pytest.mark.parametrize(("code", "explains"), [(0, True), (1, True), (2, False)])
+def test_differences_are_told_where_they_can_explain(rehearse, tmp_path, code, explains):
+    path = manifest(tmp_path, python("w", f"raise SystemExit({code})"), differences=["It rains."])
+    done = rehearse(path)
+    assert done.returncode == code
+    assert ("  - It rains." in done.stdout) == explains
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "is_told"), [("gs://b/d", 1, True), ("gs://b/d", 2, False), ("d", 1, False)]
+)
+def test_data_in_a_bucket(rehearse, tmp_path, data, code, is_told):
+    process = python("w", f"raise SystemExit({code})", env={"DRUMBEAT_DATA": data})
+    done = rehearse(manifest(tmp_path, process))
+    assert ("--set data=./sample" in done.stdout) == is_told
 
 
 def test_killed_part_has_the_code_of_shells(rehearse, tmp_path):

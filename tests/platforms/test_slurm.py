@@ -436,6 +436,15 @@ def test_what_is_rendered_has_no_problems_and_can_be_rehearsed(values):
     assert "set up the machine" not in " ".join(found.differences)
 
 
+def test_lines_that_a_rehearsal_runs_and_those_that_it_does_not():
+    head = "#!/bin/bash\n#SBATCH -n 2\nmodule purge\n"
+    without = PLATFORM.rehearse(manifest_of(head + "python t.py\n"), Ports())
+    assert "All of the script's lines were run here" in " ".join(without.differences)
+    assert "not run here" not in " ".join(without.differences)
+    with_step = PLATFORM.rehearse(manifest_of(head + "srun python t.py\n"), Ports())
+    assert "set up the machine are not run here: 'module purge'" in " ".join(with_step.differences)
+
+
 @given(st.text(st.sampled_from("#SBATCH srun -nNm=:,{}$()`'\"\\\n<EOF;&|x1 "), max_size=120))
 def test_any_script_is_read_or_explained(text):
     manifest = registry.parse_manifest(f"#!/bin/bash\n#SBATCH -N2\n{text}", Path("job"))

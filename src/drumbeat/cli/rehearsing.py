@@ -18,11 +18,18 @@ from drumbeat.launch.ports import PortReservation, reserve_ports
 from drumbeat.launch.together import LIMIT_CODE, Part, Result, run_together
 from drumbeat.platforms import plain_python
 from drumbeat.platforms import rehearsing as preparing
-from drumbeat.platforms.command import TOKEN, starts_agent
+from drumbeat.platforms.command import DATA, TOKEN, starts_agent
 from drumbeat.platforms.platform import Manifest, Platform, Process, Rehearsal
 
 _NAME = re.compile(r"[\w][\w.-]{0,200}")
 _FIRST_SIGNAL = 128
+LAST_LINES, LINE_WIDTH = 30, 300
+"""Shown of what a process has written last."""
+_BUCKETS = ("gs://", "s3://")
+_ON_BUCKETS = (
+    "The job's data is in a bucket. Where this machine can't reach that, rehearse with a sample "
+    "that lies here: drumbeat rehearse PLATFORM --set data=./sample."
+)
 ALONE_CODE = 1
 """All processes have succeeded, but each by itself."""
 
@@ -214,8 +221,15 @@ def _tell(
             f"lines are in {folder}."
         )
     elif result.failed:
-        _say(f"Failed: {result.failed} ended with exit code {code}. Its last lines:")
-        print(result.text, flush=True)
+        failed = f"Failed: {result.failed} ended with exit code {code}."
+        logs = [folder / f"{each.name}.log" for each in processes]
+        if _are_short(logs):
+            _say(failed)  # all is still on the screen
+        else:
+            _say(f"{failed} Its last lines:")
+            print(_last_lines(result.text), flush=True)
+        if code != ConfigError.exit_code and _is_in_a_bucket(processes):
+            _say(_ON_BUCKETS)
     elif code == 0:
         main = {each.name for each in processes if each.is_main}
         text, alone = together(
@@ -229,10 +243,38 @@ def _tell(
     if 0 < code < _FIRST_SIGNAL and plain_python.keras_cannot(processes, Path.cwd()):
         _say(plain_python.KERAS_CANNOT)
     _say(f"Logs are in {folder}.")
-    if rehearsal.differences:
+    was_stopped = not result.failed and code > _FIRST_SIGNAL
+    if rehearsal.differences and not was_stopped and code != ConfigError.exit_code:
         _say("On the platform it will be different:")
         print("\n".join(f"  - {each}" for each in rehearsal.differences), flush=True)
     return code
+
+
+def _are_short(logs: Sequence[Path]) -> bool:
+    """Whether what all have written is little enough to be seen at once."""
+    count = 0
+    for log in logs:
+        try:
+            with log.open("rb") as file:
+                text = file.read(LAST_LINES * LINE_WIDTH)
+        except OSError:
+            continue
+        count += max(text.count(b"\n"), len(text) // LINE_WIDTH)
+    return count < LAST_LINES
+
+
+def _last_lines(text: str) -> str:
+    """The end of a text, with lines that are not endless."""
+    lines = text.split("\n")
+    cut = [f"{line[:LINE_WIDTH]}…" if len(line) > LINE_WIDTH else line for line in lines]
+    left_out = [f"… ({len(lines) - LAST_LINES} lines before)"] if len(lines) > LAST_LINES else []
+    return "\n".join(left_out + cut[-LAST_LINES:])
+
+
+def _is_in_a_bucket(processes: Sequence[Process]) -> bool:
+    """Whether the job's data is, as far as its variables and arguments say so."""
+    said = [word for each in processes for word in (each.env.get(DATA, ""), *each.command)]
+    return any(word.startswith(_BUCKETS) for word in said)
 
 
 def together(reports: Mapping[str, Report]) -> tuple[str, bool]:

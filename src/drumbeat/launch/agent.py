@@ -11,12 +11,12 @@ from pathlib import Path
 from drumbeat.control.restart import Kind
 from drumbeat.errors import PREEMPTED_CODE, DrumbeatError
 from drumbeat.launch.attempt import Attempt
-from drumbeat.launch.attempts import PREEMPTED, Attempts
+from drumbeat.launch.attempts import Attempts
 from drumbeat.launch.console import Console
 from drumbeat.launch.failures import Failure
 from drumbeat.launch.forker import Forker
 from drumbeat.launch.machine import Machine
-from drumbeat.launch.outcome import Outcome
+from drumbeat.launch.outcome import Outcome, preempted
 from drumbeat.launch.settings import RunSettings
 from drumbeat.launch.watch import signal_failure
 
@@ -194,7 +194,7 @@ class Agent:
         outcome = Outcome(code=128 + number)
         if number == signal.SIGTERM and self._attempts.can_be_taken_up:
             failure = dataclasses.replace(failure, code=PREEMPTED_CODE, kind=Kind.PREEMPTED)
-            outcome = Outcome(code=PREEMPTED_CODE, summary=PREEMPTED)
+            outcome = Outcome(code=PREEMPTED_CODE, summary=preempted(self._settings.rehearsing))
         await meeting.tell(failure.to_event())
         if number == signal.SIGINT:
             # After SIGTERM, a platform may start this node again, and the others wait for that.

@@ -11,7 +11,7 @@ from pathlib import Path
 from drumbeat.cluster.identity import JAX
 from drumbeat.control import hang
 from drumbeat.control.restart import GiveUp, Kind, decide
-from drumbeat.errors import PREEMPTED_CODE, RendezvousError
+from drumbeat.errors import RendezvousError
 from drumbeat.launch import agreement, environment
 from drumbeat.launch.agreement import Standing
 from drumbeat.launch.attempt import Attempt
@@ -22,7 +22,7 @@ from drumbeat.launch.forker import Forker
 from drumbeat.launch.machine import Machine
 from drumbeat.launch.meeting import Meeting
 from drumbeat.launch.notes import going_on, times
-from drumbeat.launch.outcome import Outcome
+from drumbeat.launch.outcome import Outcome, preempted
 from drumbeat.launch.plan import sync_sizes
 from drumbeat.launch.processes import ParentError
 from drumbeat.launch.rendezvous import JobOver, NodesLost
@@ -38,10 +38,6 @@ REJOINING_EVERY_S = 30.0  # Says so often who is missing; it can take many minut
 REGROUP_TIMEOUT_S = 15.0  # For a node that has just asked to be let in.
 WITHDRAWN_CODE = 128 + signal.SIGTERM
 _FINAL = (Kind.MISTAKE, Kind.STOPPED, Kind.PREEMPTED)
-PREEMPTED = (
-    "The workers have saved their state and stopped. The same command goes on from there "
-    f"(exit code {PREEMPTED_CODE})."
-)
 
 
 class _NotBack(RendezvousError):
@@ -384,7 +380,7 @@ class Attempts:
 
     def _failed(self, cause: Failure, why: str = "") -> Outcome:
         if cause.policy_kind is Kind.PREEMPTED:
-            return Outcome(code=cause.exit_code, summary=PREEMPTED)
+            return Outcome(code=cause.exit_code, summary=preempted(self._settings.rehearsing))
         body = "\n".join(part for part in (why, cause.text) if part)
         return Outcome(
             code=cause.exit_code, heading=cause.heading, body=body, history=self._standing.history

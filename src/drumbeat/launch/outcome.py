@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from drumbeat.cluster.rehearsing import Rehearsing
 from drumbeat.control.restart import Ended
+from drumbeat.errors import PREEMPTED_CODE
+
+_PREEMPTED = (
+    "The workers have saved their state and stopped. The same command goes on from there "
+    f"(exit code {PREEMPTED_CODE})."
+)
+
+
+def preempted(rehearsing: Rehearsing | None) -> str:
+    """What to say where the workers have stopped as they were asked to."""
+    return "The workers have stopped." if rehearsing else _PREEMPTED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+import os
 import time
 from typing import Any, Protocol
 
+from drumbeat.cluster.rehearsing import Rehearsing
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.errors import PREEMPTED_CODE, Regrouped, StateError
 from drumbeat.state.cadence import Decision
@@ -231,17 +233,19 @@ class Phase:
             self.journal.doing(Activity.SAVING)
             self.journal.backups.stopping(self.communicator)
             if self.communicator.rank == 0:
-                goes_on = "the training goes on from there"
-                if not self.journal.backups.are_kept:
-                    goes_on = "this training begins anew, as no backups are kept of it"
                 logger.warning(
-                    "Stopped after step %d, as asked for. Started again, %s (exit code %d).",
-                    self.journal.step,
-                    goes_on,
-                    PREEMPTED_CODE,
+                    "Stopped after step %d, as asked for.%s", self.journal.step, self._what_next()
                 )
             # Not an Exception: a script that goes on after failures must not go on after this.
             raise SystemExit(PREEMPTED_CODE)
+
+    def _what_next(self) -> str:
+        if Rehearsing.from_env(os.environ) is not None:
+            return ""  # nobody starts it again
+        goes_on = "the training goes on from there"
+        if not self.journal.backups.are_kept:
+            goes_on = "this training begins anew, as no backups are kept of it"
+        return f" Started again, {goes_on} (exit code {PREEMPTED_CODE})."
 
     def _take(self, *, in_epoch: bool, last: bool = False) -> State | None:
         meta = {"phase": self.number, "kind": self.kind, "finished": last, "jit": Record.chosen()}

@@ -289,7 +289,12 @@ def _differences(script: Script, step: Step | None, unknown: Sequence[str] = ())
             "The script has no srun: it runs on the first machine of the job only, whatever the "
             "others were asked for."
         )
-    if script.setup:
+        if script.commands:
+            yield (
+                "All of the script's lines were run here, by this machine's bash, those that set "
+                "up the machine (module, source) among them."
+            )
+    elif script.setup:
         yield (
             f"Lines that set up the machine are not run here: {listed(map(shown, script.setup))}."
         )
