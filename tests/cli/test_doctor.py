@@ -134,6 +134,8 @@ def test_a_manifest(doctor, tmp_path):
         ("j.yaml", "", "j.yaml is empty; expected a job"),
         ("j.yaml", "name: a\ngpus: 4\nscript: a.py", "did you mean devices: {type: gpu"),
         ("j.yaml", "kind: Pod\nname: a\nspec: {}", "is no manifest of a platform"),
+        ("j.yaml", "kind: PyTorchJob\n", "that drumbeat knows (kind: 'PyTorchJob'); expected one"),
+        ("pyproject.toml", "[tool.drumbeat", "expected TOML"),
         ("j.sh", "#!/bin/sh\necho", "is no manifest of a platform"),
         ("t.py", "import os\nx: int = {}: 3", "`drumbeat check t.py` is for scripts."),
         ("t.py", "#!/usr/bin/env python\n", "t.py is a script; expected a job file"),
@@ -142,9 +144,10 @@ def test_a_manifest(doctor, tmp_path):
 )
 def test_a_file_that_is_meant_as_a_job_file_or_is_a_script(doctor, tmp_path, name, text, said):
     (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError) as refused:
-        doctor(name)
-    assert said in str(refused.value)
+    for words in [(name,), *([()] if name == "pyproject.toml" else [])]:
+        with pytest.raises(ConfigError) as refused:
+            doctor(*words)
+        assert said in str(refused.value)
 
 
 def test_a_folder_is_no_file(doctor):

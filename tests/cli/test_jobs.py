@@ -92,6 +92,13 @@ def test_init_writes_a_job_file_that_is_valid_and_never_over_another_one(cli, tm
     assert "image: other:2 " in (tmp_path / "drumbeat.yaml").read_text()
     with pytest.raises(ConfigError, match=r"no.py does not exist"):
         cli("init", "no.py")
+    (tmp_path / "src").mkdir()
+    with pytest.raises(ConfigError, match="^src is a folder; expected a Python script"):
+        cli("init", "src")
+    cli("init", str(tmp_path / "My train.py"), "--force")
+    assert 'script: "My train.py"\n' in (tmp_path / "drumbeat.yaml").read_text()
+    with pytest.raises(ConfigError, match="is not within"):
+        cli("init", str(tmp_path.parent / "train.py"), "--force")
 
 
 def test_render_shows_or_writes_and_the_command_line_wins(cli, client, tmp_path):

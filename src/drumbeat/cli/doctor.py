@@ -134,7 +134,7 @@ def _read(file: str | None) -> tuple[Job | None, tuple[Manifest, Platform] | Non
         here = Path.cwd()
         try:
             path = read.find(None, here)
-        except ConfigError:
+        except read.NoJobFile:
             return None, None, here
         return read.read(path), None, here
     path = Path(file)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from drumbeat.cluster.wording import listed
+from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.docker.rehearsal import is_dockerfile
 from drumbeat.platforms.jobfile.documents import parse_yaml, read_text
@@ -84,9 +84,13 @@ def recognise(manifest: Manifest) -> Platform:
         if platform.recognises(manifest):
             _check_alone(name, platform, manifest)
             return platform
+    kinds = [each.value.get("kind") for each in manifest.documents if isinstance(each.value, dict)]
+    named = listed(shown(kind) for kind in dict.fromkeys(map(str, filter(None, kinds))))
+    its_kind = f" (kind: {named})" if named else ""
     raise ConfigError(
-        f"{manifest.path.name} is no manifest of a platform that drumbeat knows; expected one for "
-        f"{listed(PLATFORMS, len(PLATFORMS))}, or a job file, which has name: and script:."
+        f"{manifest.path.name} is no manifest of a platform that drumbeat knows{its_kind}; "
+        f"expected one for {listed(PLATFORMS, len(PLATFORMS))}, or a job file, which has name: and "
+        "script:."
     )
 
 

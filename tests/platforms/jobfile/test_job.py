@@ -190,6 +190,10 @@ BAD = [
     ("---\nname: b", " has 2 documents; expected one, a job."),
     ("image: \"a\\0b\"", ": 'a\\x00b' has a NUL character, which no program takes."),
     ("image: \"\\ud800\"", ": '\\ud800' is not text in UTF-8."),
+    ("image: {{ .Values.image }}", " is a template. Fill in its {{ … }} first, as helm template "
+     "does."),
+    ("{{- if a }}\nimage: b\n{{- end }}", ":4: "),
+    ("? {a: b}\n: c", ": the key ordereddict([('a', 'b')]) is not text; quote it."),
     ("? [a, b]\n: c", ": the key ('a', 'b') is not text; quote it."),
     (f"workers: {'9' * 5000}", ":3: the number '999999999999...9999999999999' has more than 300 "
      "digits; expected YAML."),

@@ -121,12 +121,14 @@ def parse_yaml(text: str, name: str) -> list[Document]:
     yaml.Constructor = _constructor()
     try:
         loaded = [each for each in yaml.load_all(text) if each is not None]
+        if "{{" in text and any(_is_template(each) for each in loaded):
+            raise ConfigError(f"{name} is a template.{_hint(text)}")
         return [_plain(each, name) for each in loaded]
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark else name
         what = (error.problem or error.context or "no YAML").splitlines()[0]
-        raise ConfigError(f"{where}: {what}; expected YAML.") from None
+        raise ConfigError(f"{where}: {what}; expected YAML.{_hint(text)}") from None
     except YAMLError as error:
         raise ConfigError(f"{name}: {str(error).splitlines()[0]}; expected YAML.") from None
     except RecursionError:
@@ -136,6 +138,24 @@ def parse_yaml(text: str, name: str) -> list[Document]:
     # The parser raises all kinds of errors on what fuzzers write: KeyError, AttributeError, …
     except Exception as error:
         raise ConfigError(f"{name} can't be read as YAML: {error!r}.") from None
+
+
+def _is_template(loaded: Any) -> bool:
+    """Whether {{ … }} stands in it, which YAML takes for a mapping that is a key."""
+    ahead, seen = [loaded], 0
+    while ahead and seen < MAX_VALUES:
+        each, seen = ahead.pop(), seen + 1
+        if isinstance(each, Mapping):
+            if any(isinstance(key, Mapping) for key in each):
+                return True
+            ahead += each.values()
+        elif isinstance(each, list):
+            ahead += each
+    return False
+
+
+def _hint(text: str) -> str:
+    return " Fill in its {{ … }} first, as helm template does." if "{{" in text else ""
 
 
 def parse_toml(text: str, name: str) -> Document:

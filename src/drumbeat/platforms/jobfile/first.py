@@ -47,11 +47,15 @@ def write(script: str, folder: Path, *, image: str | None, workers: int, force: 
             written.
     """
     check_text(script, "SCRIPT")
+    if Path(script).is_absolute() and Path(script).is_relative_to(folder):
+        script = str(Path(script).relative_to(folder))  # as shells complete it
     if Path(script).is_absolute() or ".." in Path(script).parts or script.startswith("-"):
         raise ConfigError(
             f"{script} is not within {folder}; expected a script's path from there, which is the "
             "one in the image, too."
         )
+    if (folder / script).is_dir():
+        raise ConfigError(f"{script} is a folder; expected a Python script, such as train.py.")
     if not (folder / script).is_file():
         raise ConfigError(f"{script} does not exist in {folder}; expected a Python script.")
     path = folder / "drumbeat.yaml"

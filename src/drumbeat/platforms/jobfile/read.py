@@ -23,11 +23,16 @@ NAMES = ("drumbeat.yaml", "drumbeat.yml")
 PYPROJECT = "pyproject.toml"
 
 
+class NoJobFile(ConfigError):
+    """There is none in the folder."""
+
+
 def find(given: str | None, folder: Path) -> Path:
     """The job file: the one that was given, else the one in `folder`.
 
     Raises:
-        ConfigError: There is none.
+        NoJobFile: There is none.
+        ConfigError: There may be one, in a pyproject.toml that can't be read.
     """
     if given is not None:
         return Path(given)
@@ -37,7 +42,7 @@ def find(given: str | None, folder: Path) -> Path:
     pyproject = folder / PYPROJECT
     if pyproject.is_file() and _section(parse_toml(read_text(pyproject), PYPROJECT)) is not None:
         return pyproject
-    raise ConfigError(
+    raise NoJobFile(
         f"There is no job file in {folder}; expected drumbeat.yaml, or [tool.drumbeat] in "
         "pyproject.toml. `drumbeat init train.py` writes a first one; -f names another."
     )
