@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,8 @@ class Touch:
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _DATA = ("x", "y", "batch_size")
+MODEL_STRATEGY = "_distribute_strategy"
+"""The attribute of a model that has its strategy, or None."""
 _RANDOM = "keras.src.backend.tensorflow.random"
 _DRAWS = "a worker draws for its rows what one worker would draw for them"
 
@@ -479,6 +481,17 @@ def inner_metrics(metric: keras.Metric) -> list[keras.Metric]:
     """The metrics that `metric` holds, such as the one that stands for all given to compile()."""
     held = metric.metrics if isinstance(metric, CompileMetrics) else metric._metrics
     return [inner for inner in held if inner is not None]
+
+
+def metrics_of(model: Any) -> Iterator[keras.Metric]:
+    """All metrics of a model: those given to compile(), also before they are built, and its own."""
+    given = model._compile_metrics
+    users = [] if given is None else [given._user_metrics, given._user_weighted_metrics]
+    waiting = [*keras.tree.flatten(users), *model.metrics]
+    while waiting:
+        if isinstance(metric := waiting.pop(), keras.Metric):
+            waiting += inner_metrics(metric)
+            yield metric
 
 
 def train_writer(board: keras.callbacks.TensorBoard) -> Any:

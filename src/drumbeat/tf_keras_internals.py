@@ -24,6 +24,8 @@ _CALLBACKS = "tf_keras.src.callbacks"
 _BACKUPS = "tf_keras.src.distribute.worker_training_state"
 _BACKEND = "tf_keras.src.backend"
 _DATA = ("x", "y", "batch_size")
+MODEL_STRATEGY = "_distribution_strategy"
+"""The attribute of a model that has its strategy, or None."""
 _SUMMED = "gradients are summed over workers once, before clipping"
 _DRAWS = "a worker draws for its rows what one worker would draw for them"
 _CHIEF = "only the chief reads and writes; the others get its state when the fit begins"
@@ -362,6 +364,14 @@ def loss_scale_variables(optimizer: Any) -> list[Any]:
     if not hasattr(scale, "current_loss_scale"):
         return []
     return [scale.current_loss_scale, scale.counter]
+
+
+def metrics_of(model: Any) -> list[Any]:
+    """All metrics of a model: those given to compile(), also before they are built, and its own."""
+    given = model.compiled_metrics
+    users = [] if given is None else [given._user_metrics, given._user_weighted_metrics]
+    found = [*tf.nest.flatten(users), *model.metrics]
+    return [each for each in found if isinstance(each, tf_keras.metrics.Metric)]
 
 
 def dataset_of(handler: Any) -> Any:

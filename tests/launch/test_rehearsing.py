@@ -43,14 +43,16 @@ def test_all_end_together_once_all_have_made_the_steps(rehearse):
         """
     for step in range(1, 4):
         time.sleep(0.3 * rank)
-        page.updated(step) if rank else at(step)
+        page.updated(step, together=True) if rank else at(step)
     """
         + FOREVER
     )
     for rank, (result, report) in enumerate(zip(results, reports, strict=True)):
         assert result.code == 0, result.out
         assert "The rehearsal ended after 3 steps" in result.out
-        assert report == Report(node_rank=rank, nodes=2, workers=2, steps=3, task="", code=0)
+        assert report == Report(
+            node_rank=rank, nodes=2, workers=2, steps=3, apart=False, task="", code=0
+        )
 
 
 def test_what_a_worker_does_after_its_steps_is_no_failure(rehearse):

@@ -64,6 +64,23 @@ with tf.distribute.MultiWorkerMirroredStrategy().scope():
     model.compile("adam", "mse")
 model.fit(x, x.sum(1), batch_size=64, epochs=100_000, verbose=2)
 """
+PLAIN = """
+import keras, numpy as np
+x = np.random.rand(6400, 8).astype("float32")
+model = keras.Sequential([keras.layers.Dense(1)])
+model.compile("adam", "mse")
+model.fit(x, x.sum(1), batch_size=64, epochs=100_000, verbose=2)
+"""
+PLAIN_LOOP = """
+import keras, numpy as np, tensorflow as tf
+x = np.random.rand(64, 8).astype("float32")
+model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+optimizer = keras.optimizers.SGD(1e-3)
+while True:
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean((model(x)[:, 0] - x.sum(1)) ** 2)
+    optimizer.apply_gradients(zip(tape.gradient(loss, model.weights), model.weights))
+"""
 LOOP = """
 import keras, numpy as np, tensorflow as tf
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -513,8 +530,12 @@ def test_outputs_are_the_rehearsals_own(tmp_path):
 @pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("script", [FIT, LOOP], ids=["fit", "loop"])
-def test_two_processes_train_their_first_steps(rehearse, tmp_path, script):
+@pytest.mark.parametrize(
+    ("script", "are_together"),
+    [(FIT, True), (LOOP, True), (PLAIN, True), (PLAIN_LOOP, False)],
+    ids=["fit", "loop", "fit without a strategy", "loop without a strategy"],
+)
+def test_two_processes_train_their_first_steps(rehearse, tmp_path, script, are_together):
     """A script that would never end is ended after some steps, on both at once and with code 0."""
     (tmp_path / "train.py").write_text(script)
     processes = [
@@ -525,11 +546,16 @@ def test_two_processes_train_their_first_steps(rehearse, tmp_path, script):
                 "DRUMBEAT_NODES": "2",
                 "DRUMBEAT_NODE_RANK": str(rank),
                 "DRUMBEAT_RENDEZVOUS": "127.0.0.1:PORT",
+                "DRUMBEAT_TOKEN": "secret",
             },
         }
         for rank in range(2)
     ]
     done = rehearse(manifest(tmp_path, *processes), "--steps", "3", "--timeout", "300")
+    if not are_together:
+        assert done.returncode == 1, done.stdout
+        assert "Failed: each of the 2 workers trained a model of its own" in done.stdout
+        return
     assert done.returncode == 0, done.stdout
     assert "The agents of 2 processes found each other. 2 workers trained together" in done.stdout
     assert int(done.stdout.partition("together: ")[2].split()[0]) >= 3
@@ -588,8 +614,8 @@ def test_what_keras_refuses_is_told_after_it_has_failed(rehearse, tmp_path):
 
 
 def report(**changed):
-    said = {"node_rank": 0, "nodes": 2, "workers": 2, "steps": 5, "task": "", "code": 0}
-    return Report(**{**said, **changed})
+    said = {"node_rank": 0, "nodes": 2, "workers": 2, "steps": 5, "apart": False}
+    return Report(**{**said, "task": "", "code": 0, **changed})
 
 
 def test_verdict_on_what_agents_report():
@@ -602,6 +628,9 @@ def test_verdict_on_what_agents_report():
     assert alone
     assert "b trained alone" in text
     assert not together({"a": report(nodes=1, workers=1)})[1]
+    text, alone = together({"a": report(apart=True), "b": report(node_rank=1)})
+    assert alone
+    assert "each of the 2 workers trained a model of its own" in text
     assert together({"chief": report(), "ps": report(steps=0)})[0].endswith("5 steps.")
     # An evaluator of TF_CONFIG belongs to no node.
     assert not together({**both, "c": report(nodes=1, task="evaluator 0")})[1]

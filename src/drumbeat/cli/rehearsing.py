@@ -295,6 +295,12 @@ def together(reports: Mapping[str, Report]) -> tuple[str, bool]:
             True,
         )
     some = next(iter(training.values()))
+    if any(report.apart for report in training.values()):
+        return (
+            f"Failed: each of the {some.workers} workers trained a model of its own on all of the "
+            "data, though they found each other: the log above says why.",
+            True,
+        )
     # Those that serve a coordinator on another node count none.
     steps = min((report.steps for report in training.values() if report.steps), default=0)
     met = f"The agents of {some.nodes} processes found each other. " if some.nodes > 1 else ""

@@ -75,6 +75,7 @@ class Report:
         nodes: How many it was to meet, itself among them.
         workers: How many workers of all nodes trained together; 0 where it came to no training.
         steps: That the workers of this node have finished; 0 where they are not counted.
+        apart: A worker of this node trained a model that the others know nothing of.
         task: The task of a platform's cluster that the others don't wait for, or "".
         code: Its exit code.
     """
@@ -83,6 +84,7 @@ class Report:
     nodes: int
     workers: int
     steps: int
+    apart: bool
     task: str
     code: int
 

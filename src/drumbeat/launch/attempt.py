@@ -234,6 +234,11 @@ class Attempt:
         return max((page.made for page in self._pages.values()), default=0)
 
     @property
+    def trains_apart(self) -> bool:
+        """Whether a worker of this node trains a model that the others know nothing of."""
+        return any(page.trains_apart for page in self._pages.values())
+
+    @property
     def step_times(self) -> list[tuple[str, StepTimes]]:
         """Of each worker of this node that trains with others: its name, and where time went."""
         return [(name, note.read()) for name, note in self._notes.items()]

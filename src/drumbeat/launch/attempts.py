@@ -376,6 +376,7 @@ class Attempts:
             history=history,
             workers=self._world_size,
             steps=steps,
+            apart=bool(self.current and self.current.trains_apart and self._world_size > 1),
         )
 
     def _failed(self, cause: Failure, why: str = "") -> Outcome:

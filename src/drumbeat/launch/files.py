@@ -118,6 +118,7 @@ def write_report(path: Path, settings: RunSettings, outcome: Outcome) -> None:
         nodes=settings.nodes,
         workers=outcome.workers,
         steps=outcome.steps,
+        apart=outcome.apart,
         task=str(settings.lone_task or ""),
         code=outcome.code,
     )

@@ -31,6 +31,8 @@ class Outcome:
         history: How the attempts before the last one ended.
         workers: How many trained together, on all nodes; 0 where none did.
         steps: That workers of this node have finished; 0 where they are not counted.
+        apart: A worker of this node trained a model that the others know nothing of; known in a
+            rehearsal only.
     """
 
     code: int
@@ -40,3 +42,4 @@ class Outcome:
     history: tuple[Ended, ...] = ()
     workers: int = 0
     steps: int = 0
+    apart: bool = False

@@ -28,6 +28,7 @@ _DETAIL_AT = 128
 _DETAIL_BYTES = 512
 _ACCEPTS_STOP_AT = 1024
 _UPDATES_AT = 1032
+_TOGETHER_AT = 1040
 # From 1280 to 1535: `drumbeat.state.waiting`.
 # The agent's part, away from the worker's.
 _REQUESTS_AT = 2048
@@ -170,8 +171,14 @@ class ProgressPage:
         """Says that this worker will act on `Request.STOP`: it keeps backups."""
         _COUNT.pack_into(self._page, _ACCEPTS_STOP_AT, 1)
 
-    def updated(self, count: int) -> None:
-        """Says how many updates an optimizer of this process has made, in whatever loop."""
+    def updated(self, count: int, *, together: bool) -> None:
+        """Says how many updates an optimizer of this process has made, in whatever loop.
+
+        Args:
+            count: Of the optimizer that has made the most.
+            together: One of them was of all workers.
+        """
+        _COUNT.pack_into(self._page, _TOGETHER_AT, together)
         _COUNT.pack_into(self._page, _UPDATES_AT, count)
 
     def requests(self) -> Request:
@@ -202,6 +209,14 @@ class ProgressPage:
     def made(self) -> int:
         """Steps of the job, or updates of an optimizer where a rehearsal counts these."""
         return max(self.read().step, _COUNT.unpack_from(self._page, _UPDATES_AT)[0])
+
+    @property
+    def trains_apart(self) -> bool:
+        """Whether updates were counted, and all were of this worker alone."""
+        count, together = (
+            _COUNT.unpack_from(self._page, at)[0] for at in (_UPDATES_AT, _TOGETHER_AT)
+        )
+        return count > 0 and not together
 
     def read(self) -> Progress:
         """What the worker wrote last.

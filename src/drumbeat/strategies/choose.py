@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import numbers
 import os
@@ -34,6 +35,7 @@ logger = logging.getLogger("drumbeat")
 
 _made: dict[str, DataParallelStrategy] = {}
 _others: dict[str, tf.distribute.Strategy] = {}
+_implied: dict[str, DataParallelStrategy] = {}
 
 
 def strategy(
@@ -103,6 +105,37 @@ def existing() -> DataParallelStrategy | None:
     Of all workers, or else of its own devices.
     """
     return _made.get("strategy") or local_devices.existing()
+
+
+def implied() -> DataParallelStrategy | None:
+    """The strategy for what a script trains without naming any: all workers, or devices, train it.
+
+    None where the script has made a strategy itself, where nobody asked for several workers or
+    devices, and with parameter servers, which have to hold the variables from the start.
+
+    Raises:
+        ConfigError: As `strategy`.
+        CollectiveError: The other workers can't be reached.
+    """
+    if "strategy" not in _implied:
+        if existing() is not None or _others or tf.distribute.has_strategy():
+            return None
+        if not _is_for_several():
+            return None
+        made = strategy()
+        if not isinstance(made, DataParallelStrategy):
+            return None
+        _implied["strategy"] = made
+    return _implied["strategy"]
+
+
+@functools.cache
+def _is_for_several() -> bool:
+    """Whether this process was started as one of several that train in step, or with devices."""
+    identity, cluster = Identity.from_env(os.environ), ClusterSpec.from_env(os.environ)
+    if identity is None or identity.world_size * identity.devices_per_worker == 1:
+        return False
+    return not _is_evaluator(cluster) and (cluster is None or "ps" not in cluster.jobs)
 
 
 def named(

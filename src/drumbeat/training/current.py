@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
+from drumbeat.strategies import choose
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 
 
@@ -18,6 +20,54 @@ def _parallel(strategy: Any) -> DataParallelStrategy | None:
 def of_model(model: Any) -> DataParallelStrategy | None:
     """The strategy `model` was built under, when it is ours with more than one replica."""
     return _parallel(getattr(model, "distribute_strategy", None))
+
+
+METRIC_STRATEGY = "_drumbeat_strategy"
+"""The attribute of a metric that was made under our strategy."""
+
+
+def adopt(
+    model: Any, strategy_in: str, metrics_of: Callable[[Any], Iterable[Any]]
+) -> DataParallelStrategy | None:
+    """As `of_model`, for what is about to run `model`, of either Keras.
+
+    A model of a script that names no strategy is trained by all workers, with metrics that are
+    of all, if its steps are Keras's own. An optimizer that was made outside of `strategy.scope()`
+    works under it.
+
+    Args:
+        model: A model of Keras.
+        strategy_in: The attribute in which it has its strategy.
+        metrics_of: Finds all of its metrics.
+
+    Raises:
+        ConfigError: As `choose.strategy`.
+        CollectiveError: The other workers can't be reached.
+    """
+    implied = None if own_step(model) else choose.implied()
+    if implied is not None and getattr(model, strategy_in) in (None, implied):
+        setattr(model, strategy_in, implied)
+        for metric in metrics_of(model):
+            # Not by setattr, in which Keras looks for layers and variables to track.
+            metric.__dict__[METRIC_STRATEGY] = implied
+    adopt_optimizer(getattr(model, "optimizer", None), model.distribute_strategy)
+    return of_model(model)
+
+
+_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "make_train_function")
+
+
+def own_step(model: Any) -> str:
+    """What of a model's steps isn't Keras's own, such as "train_step", or "".
+
+    Its author wrote it for one worker: a mean over the rows that it is given would be a mean over
+    a worker's own, and the sum of the workers' gradients another gradient.
+    """
+    for name in _STEPS:
+        module = str(getattr(getattr(model, name, None), "__module__", ""))
+        if not module.startswith(("keras.src.", "tf_keras.src.")):
+            return name
+    return ""
 
 
 def adopt_optimizer(optimizer: Any, strategy: Any) -> None:

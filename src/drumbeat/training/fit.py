@@ -97,15 +97,14 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current.adopt_optimizer(self.optimizer, self.distribute_strategy)
-        strategy = current.of_model(self)
+        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
         arguments = signature.bind(self, *args, **kwargs).arguments
         goes_on = passes.callbacks(arguments)
         if strategy is None:
-            warn_of_training_alone(self.distribute_strategy, os.environ)
+            warn_of_training_alone(self.distribute_strategy, os.environ, current.own_step(self))
             return run(original, self, None, arguments, [*goes_on, *evaluating.callbacks()])
         if isinstance(strategy, LocalDevicesStrategy):
-            warn_of_training_alone(strategy, os.environ)
+            warn_of_training_alone(strategy, os.environ, "")
         _prepare(self, strategy)
         given: Any = arguments.get("callbacks")
         watcher = stopping.watcher(given, self, strategy.communicator)
@@ -126,8 +125,7 @@ def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current.adopt_optimizer(self.optimizer, self.distribute_strategy)
-        strategy = current.of_model(self)
+        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
         if strategy is None or kwargs.get("_use_cached_eval_dataset"):
             with activity.during(Activity.EVALUATING):
                 return original(self, *args, **kwargs)
@@ -160,7 +158,7 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = current.of_model(self)
+        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
         if strategy is None:
             with activity.during(Activity.PREDICTING):
                 return original(self, *args, **kwargs)
@@ -190,8 +188,7 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current.adopt_optimizer(self.optimizer, self.distribute_strategy)
-        strategy = current.of_model(self)
+        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
         if strategy is None:
             return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)

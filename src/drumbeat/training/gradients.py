@@ -12,6 +12,7 @@ import tensorflow as tf
 from drumbeat import keras_internals as touch
 from drumbeat.collectives.compression.residuals import Owner
 from drumbeat.training import compiled, current, local_sgd
+from drumbeat.training.keras_loops import warn_of_a_loop_alone
 
 _reduced = threading.local()
 
@@ -106,6 +107,8 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
         current.adopt_optimizer(self, tf.distribute.get_strategy())
         strategy = current.in_replica()
         if strategy is None:
+            if not tf.distribute.has_strategy():
+                warn_of_a_loop_alone()
             return original(self, grads, trainable_variables)
         grads, owner = list(grads), None
 

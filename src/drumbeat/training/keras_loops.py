@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ import tensorflow as tf
 from drumbeat.cluster.identity import Identity
 from drumbeat.data.failures import data_error
 from drumbeat.errors import DataError
+from drumbeat.strategies import choose
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.local_devices import LocalDevicesStrategy
 from drumbeat.strategies.rebalance import Rebalancer
@@ -35,7 +38,9 @@ def own_errors(strategy: DataParallelStrategy) -> Iterator[None]:
         raise own from error
 
 
-def warn_of_training_alone(strategy: tf.distribute.Strategy, env: Mapping[str, str]) -> None:
+def warn_of_training_alone(
+    strategy: tf.distribute.Strategy, env: Mapping[str, str], own_step: str
+) -> None:
     """Say so where each of several workers trains a model that the others know nothing of."""
     identity = Identity.from_env(env)
     if identity is None or identity.world_size == 1 or identity.rank != 0:
@@ -49,10 +54,35 @@ def warn_of_training_alone(strategy: tf.distribute.Strategy, env: Mapping[str, s
             identity.world_size,
         )
         return
+    if own_step and choose.existing() is None:
+        logger.warning(
+            "This model has a %s of its own, whose loss may be one over the rows that it is given, "
+            "so each of the %d workers trains its own copy of it on all of the data. To train one "
+            "model together, make it within `with tf.distribute.MultiWorkerMirroredStrategy()"
+            ".scope():`, take the loss over the global batch as TensorFlow's tutorial on custom "
+            "training does, and compare: drumbeat check.",
+            own_step,
+            identity.world_size,
+        )
+        return
     logger.warning(
         "This model was made outside of strategy.scope(), so each of the %d workers trains its "
         "own copy of it on all of the data. To train one model together, make it (and load it) "
         "within `with tf.distribute.MultiWorkerMirroredStrategy().scope():`.",
+        identity.world_size,
+    )
+
+
+@functools.cache
+def warn_of_a_loop_alone() -> None:
+    """Say so, once, where each of several workers runs a loop of the script's own by itself."""
+    identity = Identity.from_env(os.environ)
+    if identity is None or identity.world_size == 1 or identity.rank != 0:
+        return
+    logger.warning(
+        "This training loop uses no strategy, so each of the %d workers trains its own copy of "
+        "the model on all of the data. `fit` does without one; a loop has to give its steps to "
+        "strategy.run, as in https://www.tensorflow.org/tutorials/distribute/custom_training.",
         identity.world_size,
     )
 

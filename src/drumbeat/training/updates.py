@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.state.progress import ProgressPage
+from drumbeat.training import current
 
 _POLL_S = 0.05
 
@@ -28,6 +29,7 @@ class Counter:
 
     def __init__(self, page: ProgressPage) -> None:
         self._page = page
+        self._together = False
         self._begun: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -38,6 +40,8 @@ class Counter:
             with self._lock:
                 is_new = optimizer not in self._begun
             if is_new:
+                strategy = current.in_replica()
+                self._together |= strategy is not None and strategy.communicator.size > 1
                 with tf.init_scope():
                     count = _count(optimizer)
                 with self._lock:
@@ -53,7 +57,7 @@ class Counter:
                 known = list(self._begun.items())
             made = [_count(each) - begun for each, begun in known]
             del known  # an optimizer that the script has dropped may go
-            self._page.updated(max(made, default=0))
+            self._page.updated(max(made, default=0), together=self._together)
             time.sleep(_POLL_S)
 
 

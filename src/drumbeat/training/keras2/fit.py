@@ -49,12 +49,11 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current.adopt_optimizer(getattr(self, "optimizer", None), self.distribute_strategy)
+        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
         _refuse_what_cant_be(self.distribute_strategy)
-        strategy = current.of_model(self)
         arguments = signature.bind(self, *args, **kwargs).arguments
         if strategy is None:
-            warn_of_training_alone(self.distribute_strategy, os.environ)
+            warn_of_training_alone(self.distribute_strategy, os.environ, current.own_step(self))
             return resuming.run(original, self, None, arguments, [])
         _prepare(self, strategy)
         given: Any = arguments.get("callbacks")
@@ -114,9 +113,8 @@ def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current.adopt_optimizer(getattr(self, "optimizer", None), self.distribute_strategy)
+        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
         _refuse_what_cant_be(self.distribute_strategy)
-        strategy = current.of_model(self)
         if strategy is None or kwargs.get("_use_cached_eval_dataset"):
             with activity.during(Activity.EVALUATING):
                 return original(self, *args, **kwargs)
@@ -149,8 +147,8 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
         _refuse_what_cant_be(self.distribute_strategy)
-        strategy = current.of_model(self)
         if strategy is None:
             with activity.during(Activity.PREDICTING):
                 return original(self, *args, **kwargs)
@@ -187,9 +185,8 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        current.adopt_optimizer(getattr(self, "optimizer", None), self.distribute_strategy)
+        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
         _refuse_what_cant_be(self.distribute_strategy)
-        strategy = current.of_model(self)
         if strategy is None:
             return original(self, *args, **kwargs)
         _prepare(self, strategy)
@@ -210,7 +207,7 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def predict_on_batch(self: Any, x: Any) -> Any:
-        strategy = current.of_model(self)
+        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
         if strategy is None:
             return original(self, x)
         _prepare(self, strategy)

@@ -74,7 +74,7 @@ def _results(original: Callable[..., Any]) -> Callable[..., Any]:
         result_of = original(result_fn)
 
         def result(metric: Any, *args: Any) -> Any:
-            strategy = metric.__dict__.get(_STRATEGY)
+            strategy = metric.__dict__.get(current.METRIC_STRATEGY)
             if strategy is None or state_sync.is_combined() or current.in_replica() is not None:
                 return result_of(metric, *args)
             with state_sync.combined([metric], strategy, f"result of metric {metric.name}"):
@@ -85,9 +85,6 @@ def _results(original: Callable[..., Any]) -> Callable[..., Any]:
     return result_wrapper
 
 
-_STRATEGY = "_drumbeat_strategy"
-
-
 def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -95,7 +92,7 @@ def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = current.at_hand()
         if strategy is not None:
             # Not by setattr, in which Keras looks for layers and variables to track.
-            self.__dict__[_STRATEGY] = strategy
+            self.__dict__[current.METRIC_STRATEGY] = strategy
 
     return init
 

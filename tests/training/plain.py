@@ -1,0 +1,128 @@
+"""Trains several models without naming a strategy, for test_plain.py.
+
+    drumbeat run -n N plain.py OUTPUT.npz
+
+The chief writes what must not depend on the number of workers.
+"""
+
+import os
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+keras = tf.keras  # the one that `drumbeat run --keras` chooses
+found = {}
+rng = np.random.default_rng(0)
+x = rng.normal(size=(330, 6)).astype("float32")
+y = (x @ rng.normal(size=(6, 3))).argmax(-1)
+
+
+def model_of(*layers, loss=None, metrics=(), optimizer="adam"):
+    model = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
+    loss = loss or keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=list(metrics))
+    return model
+
+
+def keep(name, model, history=None, **more):
+    for number, weight in enumerate(model.get_weights()):
+        found[f"{name}_weight_{number}"] = weight
+    for key, values in (history.history if history else {}).items():
+        found[f"{name}_{key}"] = np.array(values)
+    for key, value in more.items():
+        found[f"{name}_{key}"] = np.array(value)
+
+
+class Spread(keras.metrics.Metric):
+    """How many rows it saw, and the sum of the largest scores."""
+
+    def __init__(self):
+        super().__init__(name="spread")
+        self.sum = self.add_weight(name="sum", initializer="zeros", shape=())
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.sum.assign(self.sum + tf.reduce_sum(tf.reduce_max(y_pred, -1)))
+
+    def result(self):
+        return self.sum + 0.0
+
+
+class Asks(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        own = self.model.get_metrics_result()
+        self.seen.append([float(logs["loss"]), float(own["accuracy"]), float(own["spread"])])
+
+
+def arrays():
+    asks = Asks()
+    model = model_of(
+        keras.layers.Dense(16, activation="relu", kernel_regularizer="l2"),
+        metrics=["accuracy", Spread()],
+    )
+    before = model.evaluate(x, y, batch_size=50, verbose=0)
+    history = model.fit(
+        x, y, batch_size=48, epochs=3, verbose=0, validation_split=0.2, callbacks=[asks]
+    )
+    keep(
+        "arrays",
+        model,
+        history,
+        before=before,
+        seen=asks.seen,
+        after=model.evaluate(x, y, verbose=0),
+        predicted=model.predict(x[:33], verbose=0),
+    )
+    asked = float(model.get_metrics_result()["spread"])
+    found["arrays_asked"] = np.array(asked)
+
+
+def dropout():
+    model = model_of(keras.layers.Dense(9), keras.layers.Dropout(0.3))
+    keep("dropout", model, model.fit(x, y, batch_size=48, epochs=2, verbose=0))
+
+
+def pipeline():
+    rows = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(100).batch(32).prefetch(2)
+    model = model_of(keras.layers.LayerNormalization(), metrics=["accuracy"], optimizer="sgd")
+    keep("pipeline", model, model.fit(rows, epochs=2, verbose=0, validation_data=rows))
+
+
+def by_batches():
+    model = model_of(keras.layers.Dense(4, "tanh"), metrics=["accuracy"])
+    losses = [model.train_on_batch(x[i : i + 60], y[i : i + 60]) for i in range(0, 300, 60)]
+    keep("batches", model, losses=losses, tested=model.test_on_batch(x[:70], y[:70]))
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(3)
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+
+def subclassed():
+    model = Subclassed()
+    model.compile(
+        keras.optimizers.SGD(0.1),
+        lambda y_true, y_pred: tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(tf.cast(y_true[:, 0], tf.int32), y_pred)
+        ),
+    )
+    keep("subclassed", model, model.fit(x[:300], y[:300, None], batch_size=64, epochs=2, verbose=0))
+    model.save_weights(f"{sys.argv[1]}.weights.h5")
+
+
+for train in (arrays, dropout, pipeline, by_batches, subclassed):
+    if train is dropout and keras.Model.__module__.startswith("tf_keras"):
+        continue  # under a strategy, also of one worker, its draws are others there
+    keras.backend.clear_session()
+    train()
+if os.environ.get("DRUMBEAT_RANK", "0") == "0":
+    np.savez(sys.argv[1], **found)

@@ -1,0 +1,103 @@
+"""Scripts that name no strategy: all workers train their models, as one worker would."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parent / "plain.py"
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+
+
+def run(script: Path, *options: str, arguments: tuple[str, ...] = ()) -> str:
+    command = [sys.executable, "-m", "drumbeat", "run", "--seed", "5", *options]
+    done = subprocess.run(
+        [*command, str(script), *arguments],
+        cwd=script.parent, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout + done.stderr
+
+
+def outcome(folder: Path, name: str, *options: str) -> dict[str, np.ndarray]:
+    path = folder / f"{name}.npz"
+    text = run(SCRIPT, *options, "--run-dir", str(folder / name), arguments=(str(path),))
+    assert "own copy" not in text
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def of_one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return outcome(tmp_path_factory.mktemp("one"), "one")
+
+
+@pytest.fixture(scope="module")
+def of_one_with_keras_2(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return outcome(tmp_path_factory.mktemp("one"), "one", "--keras", "2")
+
+
+def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert got.keys() == expected.keys()
+    assert len(got) > 20
+    for key, value in expected.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("-n", "2"), ("--devices-per-worker", "2"), pytest.param(("-n", "3"), marks=pytest.mark.slow)],
+    ids=" ".join,
+)
+def test_the_model_is_that_of_one_worker(of_one, tmp_path, options):
+    assert_same(outcome(tmp_path, "several", *options), of_one)
+
+
+def test_it_is_so_with_keras_2(of_one_with_keras_2, tmp_path):
+    assert_same(outcome(tmp_path, "two", "-n", "2", "--keras", "2"), of_one_with_keras_2)
+
+
+MODEL = """
+import keras, numpy as np, tensorflow as tf
+x = np.ones((8, 2), "float32")
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+"""
+LOOP = """
+optimizer = keras.optimizers.SGD(0.1)
+for _ in range(3):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(x) ** 2)
+    variables = model.trainable_variables
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (LOOP, "This training loop uses no strategy, so each of the 2 workers trains its own"),
+        (
+            "tf.distribute.MultiWorkerMirroredStrategy()\nmodel.fit(x, x[:, :1], verbose=0)",
+            "This model was made outside of strategy.scope(), so each of the 2 workers",
+        ),
+        (
+            "class Own(keras.Sequential):\n"
+            "    def train_step(self, data):\n"
+            "        return super().train_step(data)\n"
+            "own = Own([keras.Input((2,)), keras.layers.Dense(1)])\n"
+            "own.compile('sgd', 'mse')\n"
+            "own.fit(x, x[:, :1], verbose=0)",
+            "This model has a train_step of its own, whose loss may be one over the rows",
+        ),
+    ],
+    ids=["a loop", "a strategy that is not used", "a step of its own"],
+)
+def test_what_each_worker_trains_for_itself_is_said_once(tmp_path, body, said):
+    script = tmp_path / "train.py"
+    script.write_text(MODEL + body)
+    assert run(script, "-n", "2").count(said) == 1
