@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from drumbeat.cli.options import app
+from drumbeat.control.doctor import result
 from drumbeat.errors import ConfigError
 
 JOB = "name: digits\nscript: train.py\nimage: img:1\noutput: /n/x\n"
@@ -311,6 +312,15 @@ def test_the_example_of_the_docs(doctor, tmp_path):
         (tmp_path / "parts" / name).write_text("")
     shown = text.split("$ drumbeat doctor drumbeat.yaml\n")[1].split("```")[0]
     assert doctor("drumbeat.yaml").output == shown
+
+
+def test_lines_of_a_terminal():
+    said = result.warning("data", "one two three four five six seven\nnext")
+    assert result.row(said, 6, None).split("\n")[1] == " " * 17 + "next"
+    lines = result.row(said, 6, 50).split("\n")
+    assert lines[0] == "warning  data    one two three four five six seven"
+    assert result.row(said, 6, 48).split("\n")[1:] == [" " * 17 + "seven", " " * 17 + "next"]
+    assert result.row(said, 6, 20) == result.row(said, 6, None)
 
 
 def test_every_check_is_in_the_docs():

@@ -67,6 +67,7 @@ def client(monkeypatch) -> Recorder:
 @pytest.fixture
 def cli(tmp_path, monkeypatch) -> Cli:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
     runner = CliRunner()
 
     def run(*words: str):
@@ -128,6 +129,25 @@ def test_who_would_lose_the_model_with_the_containers_is_told(cli, client, tmp_p
     assert said()
     path.write_text(JOB.replace("output: gs://b/x\n", "run: {backup_dir: gs://b/x}\n"))
     assert not said()
+
+
+def test_a_script_that_is_not_there_is_told(cli, client, tmp_path):
+    said = "train.py is not in the job file's folder. Correct script:, unless the image has it."
+    (tmp_path / "drumbeat.yaml").write_text(JOB)
+    commands = [("render", "fake"), ("submit", "fake"), ("submit", "fake", "--dry-run")]
+    for words in commands:
+        assert said not in cli(*words).stderr
+    (tmp_path / "train.py").unlink()
+    for words in commands:
+        assert said in cli(*words).stderr
+
+
+def test_what_becomes_of_files_that_were_there(cli, client, tmp_path):
+    (tmp_path / "drumbeat.yaml").write_text(JOB)
+    assert cli("render", "fake", "-o", "o").stdout == "Wrote o/job.txt\nWrote o/extra.txt\n"
+    (tmp_path / "o" / "job.txt").write_text("edited")
+    assert cli("render", "fake", "-o", "o").stdout == "Changed o/job.txt\nUnchanged: o/extra.txt\n"
+    assert (tmp_path / "o" / "job.txt").read_text() == "workers 2\n"
 
 
 def test_no_place_is_asked_for_where_nothing_is_lost(cli, tmp_path):

@@ -66,3 +66,31 @@ def test_the_first_mistake_is_told_first():
     assert needed.both(lambda: 1, lambda: "a") == (1, "a")
     with pytest.raises(needed.Missing, match="has no image"):
         needed.both(lacks, refuse)
+
+
+@pytest.mark.parametrize("name", ["tfjob", "trainjob", "jobset", "runai", "slurm"])
+def test_a_folder_beside_the_job_file_is_none_of_the_nodes(name):
+    """Where there are several machines, they have another one or none."""
+    mount = {"name": "out", "path": "/out", "source": "./out"}
+    keys = {"name": "a", "script": "t.py", "image": "i:1", "slurm": {"container": "i:1"}}
+    render = registry.get(name).render
+    assert render is not None
+    with pytest.raises(ConfigError, match=r"The mount out has the source '\./out'.* /mnt/out"):
+        render(Job.model_validate({**keys, "mounts": [mount]}))
+    rendered = render(Job.model_validate({**keys, "mounts": [{**mount, "source": "/mnt/out"}]}))
+    assert "/mnt/out" in rendered.main
+    compose = registry.get("compose").render
+    assert compose is not None
+    assert "source: ./out" in compose(Job.model_validate({**keys, "mounts": [mount]})).main
+
+
+def test_what_slurms_container_does_not_mount_is_told():
+    keys = {"name": "a", "script": "t.py", "slurm": {"container": "i:1"}}
+    mounts = [{"name": "nas", "path": "/n", "source": "nas:/x"}, {"name": "claim", "path": "/c"}]
+    render = registry.get("slurm").render
+    assert render is not None
+    notes = " ".join(render(Job.model_validate({**keys, "mounts": mounts})).notes)
+    assert "and nas, claim are none: give source" in notes
+    mounts = [{"name": "out", "path": "/out", "source": "/mnt/out"}]
+    notes = " ".join(render(Job.model_validate({**keys, "mounts": mounts})).notes)
+    assert "Only folders" not in notes

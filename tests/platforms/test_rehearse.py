@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -406,6 +407,27 @@ def test_what_else_is_refused(refused, tmp_path):
         said = refused(str(tmp_path / name))
         assert "is a job file, which many platforms can run" in said
         assert said.endswith(f"{name}.")
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [("services: {a: {image: i}}", "slurm", "a.yaml is for Docker Compose, and --as is slurm"),
+     ("a: 1", "slurm", "a.yaml is YAML or JSON, and --as is slurm; expected a batch script"),
+     ("- 1", "slurm", "expected a batch script"),
+     ("#!/bin/bash\n#SBATCH -N1\nsrun a", "compose", "a.yaml is for Slurm, and --as is compose")],
+)  # fmt: skip
+def test_a_platform_that_is_not_the_files(tmp_path, text, name, said):
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        app(["rehearse", str(path), "--as", name], standalone_mode=False)
+
+
+def test_a_script_without_options_is_slurms_if_that_is_said(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain.sh").write_text("echo one $SLURM_JOB_ID\n")
+    app(["rehearse", "plain.sh", "--as", "slurm"], standalone_mode=False)
+    assert re.search(r"\] one \d+$", capfd.readouterr().out, re.MULTILINE)
 
 
 MACHINE = {"PATH": "/usr/bin:/bin", "HOME": "/home/me"}

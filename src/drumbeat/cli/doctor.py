@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -368,7 +369,7 @@ def _check_several(place: Place) -> None:
 
 
 def _show(results: list[Result], lines: list[str], as_json: bool) -> None:
-    from drumbeat.control.doctor.result import ERROR, summary
+    from drumbeat.control.doctor.result import ERROR, row, summary
 
     is_wrong = any(each.state == ERROR for each in results)
     if as_json:
@@ -380,9 +381,9 @@ def _show(results: list[Result], lines: list[str], as_json: bool) -> None:
         raise typer.Exit(int(is_wrong))
     if lines:
         print("\n".join(lines) + "\n")
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     width = max((len(each.check) for each in results), default=0)
     for each in results:
-        text = each.text.replace("\n", "\n" + " " * (width + 11))
-        print(f"{each.state:8} {each.check:{width}}  {text}")
+        print(row(each, width, columns))
     print(summary(results))
     raise typer.Exit(int(is_wrong))

@@ -12,7 +12,7 @@ import typer
 from drumbeat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from drumbeat.platforms.jobfile import Job
     from drumbeat.platforms.platform import Client, Manifest, Platform, Rendered
@@ -119,10 +119,11 @@ def submit(
     chosen = registry.get(platform)
     job = _job(file, all_changes(changes, workers, image))
     client, rendered = needed.both(lambda: _client(chosen, job), lambda: _render(chosen, job))
+    _say(note for note in rendered.notes if note == command.NO_OUTPUT)
+    _say(_of_script(job, _folder(file)))
     if dry_run:
         print("\n".join(client.plan(job, rendered)))
         return
-    _say(note for note in rendered.notes if note == command.NO_OUTPUT)
     job_id = client.submit(job, rendered)
     submitted.remember(_folder(file), platform, job_id)
     print(f"Submitted {job_id}. Next: drumbeat status {platform}, drumbeat logs {platform}.")
@@ -200,6 +201,14 @@ def _render(platform: Platform, job: Job) -> Rendered:
     return dataclasses.replace(rendered, notes=(*rendered.notes, command.NO_OUTPUT))
 
 
+def _of_script(job: Job, folder: Path) -> Iterator[str]:
+    if job.script is not None and not (folder / job.script).is_file():
+        yield (
+            f"{job.script} is not in the job file's folder. Correct script:, unless the image has "
+            "it."
+        )
+
+
 def _submitted(platform: str, job_id: str | None, file: str | None) -> tuple[Client, str]:
     from drumbeat.platforms import registry, submitted
 
@@ -222,7 +231,9 @@ def rendered_for(platform: Platform, file: str | None, changes: list[str]) -> Re
                 "-f config.yaml and no other option."
             )
         return platform.convert(registry.read_manifest(Path(file)))
-    return _render(platform, _job(file, changes))
+    job = _job(file, changes)
+    rendered = _render(platform, job)
+    return dataclasses.replace(rendered, notes=(*rendered.notes, *_of_script(job, _folder(file))))
 
 
 def manifest_for(platform: Platform, file: str | None, changes: list[str]) -> Manifest:
@@ -270,8 +281,13 @@ def _write(rendered: Rendered, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in rendered.files.items():
-            (folder / name).write_text(text)
-            print(f"Wrote {folder / name}")
+            path = folder / name
+            old = path.read_bytes() if path.is_file() else None
+            if old == text.encode():
+                print(f"Unchanged: {path}")
+                continue
+            path.write_text(text)
+            print(f"Wrote {path}" if old is None else f"Changed {path}")
     except OSError as error:
         raise ConfigError(f"{folder} can't be written: {error.strerror or error}.") from None
 

@@ -116,7 +116,9 @@ def _manifest(
             "a job file: drumbeat rehearse PLATFORM."
         )
     if whose:
-        return registry.read_manifest(Path(name)), registry.get(whose)
+        given, chosen = registry.read_manifest(Path(name)), registry.get(whose)
+        _check_kind(given, chosen)
+        return given, chosen
     found = recognised(Path(name))
     if found is None:
         raise ConfigError(
@@ -124,3 +126,27 @@ def _manifest(
             f"PLATFORM -f {name}."
         )
     return found
+
+
+def _check_kind(manifest: Manifest, platform: Platform) -> None:
+    """That it isn't sure to be something else; a batch script needs no #SBATCH line.
+
+    Raises:
+        ConfigError: It is another platform's, or YAML that is taken for a script.
+    """
+    from drumbeat.platforms import registry
+
+    if platform.recognises(manifest) or platform.rehearse is None:
+        return
+    others = [registry.get(each) for each in registry.PLATFORMS]
+    titles = [each.title for each in others if each.recognises(manifest)]
+    if titles:
+        raise ConfigError(
+            f"{manifest.path.name} is for {titles[0]}, and --as is {platform.name}. Leave --as out."
+        )
+    if platform.name == "slurm" and any(
+        isinstance(each.value, (dict, list)) for each in manifest.documents
+    ):
+        raise ConfigError(
+            f"{manifest.path.name} is YAML or JSON, and --as is slurm; expected a batch script."
+        )

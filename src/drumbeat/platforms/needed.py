@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from drumbeat.cluster.wording import shown
 from drumbeat.errors import ConfigError
-from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.jobfile.model import Job, Mount
 
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -57,6 +58,23 @@ def needs(value: str | None, key: str, example: str) -> str:
     if value is None:
         raise Missing({key: example})
     return value
+
+
+def folder_of_nodes(mount: Mount) -> str:
+    """A mount's folder of the host, where each node is one: there is no job file's folder there.
+
+    Raises:
+        ConfigError: It has no absolute path.
+    """
+    source = str(mount.source)
+    if not source.startswith("/"):
+        raise ConfigError(
+            f"The mount {mount.name} has the source {shown(source)}, and a path from the job "
+            "file's folder means something to Docker Compose alone. Expected a folder of the "
+            f"nodes by its absolute path, such as /mnt/{mount.name}, SERVER:/EXPORT of NFS, or no "
+            f"source for Kubernetes' claim {mount.name}."
+        )
+    return source
 
 
 def needs_all(job: Job, keys: Mapping[str, str]) -> None:

@@ -533,7 +533,10 @@ class TestErrors:
 
 def test_from_the_command_line(cluster, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    Path("drumbeat.yaml").write_text("{name: digits, script: t.py, image: 'x:1', workers: 2}")
+    Path("drumbeat.yaml").write_text(
+        "{name: digits, script: t.py, image: 'x:1', workers: 2, output: 'gs://b/x'}"
+    )
+    Path("t.py").write_text("")
 
     def run(*words):
         with pytest.raises(SystemExit) as ended:

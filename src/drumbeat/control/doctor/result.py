@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_NARROWEST = 30
 OK, WARNING, ERROR = "ok", "warning", "error"
 
 
@@ -37,6 +39,28 @@ def warning(check: str, text: str) -> Result:
 def error(check: str, text: str) -> Result:
     """Something to mend."""
     return Result(check=check, state=ERROR, text=text)
+
+
+def row(result: Result, width: int, columns: int | None) -> str:
+    """A line of the report; what does not fit stands under its own column.
+
+    Args:
+        result: What a check says.
+        width: Of the names of all checks.
+        columns: Of the terminal; None without one, whose lines are as long as they are.
+    """
+    head = f"{result.state:8} {result.check:{width}}  "
+    lines = result.text.split("\n")
+    if columns is not None and columns - len(head) >= _NARROWEST:
+        lines = [
+            part
+            for line in lines
+            for part in textwrap.wrap(
+                line, columns - len(head), break_long_words=False, break_on_hyphens=False
+            )
+            or [""]
+        ]
+    return head + ("\n" + " " * len(head)).join(lines)
 
 
 def summary(results: Sequence[Result]) -> str:

@@ -297,7 +297,7 @@ def _differences(
     found = [
         f"Containers have the Python and the packages of {what}; here they are this machine's.",
         f"Containers have a network of their own, in which {listed([s.name for s in training])} "
-        "are names; here all are 127.0.0.1.",
+        f"{'is a name' if len(training) == 1 else 'are names'}; here all are 127.0.0.1.",
     ]
     for key, sentence in _NOT_HERE:
         values = [each.given[key] for each in training if each.given.get(key)]

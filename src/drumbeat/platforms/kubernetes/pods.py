@@ -12,9 +12,9 @@ from typing import Any
 from drumbeat.errors import PREEMPTED_CODE, ConfigError
 from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.amounts import kubernetes_memory, plain_number
-from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.jobfile.model import Job, Mount
 from drumbeat.platforms.jobfile.sections import USER
-from drumbeat.platforms.needed import needs
+from drumbeat.platforms.needed import folder_of_nodes, needs
 from drumbeat.platforms.yaml_text import Chosen
 
 TOKEN_KEY = "token"  # noqa: S105  (the name of an entry)
@@ -273,18 +273,18 @@ def volumes(job: Job) -> list[dict[str, Any]]:
     shm = Chosen(size, "64 MiB by default: too little for NCCL and data loaders")
     found: list[dict[str, Any]] = [{"name": "shm", "emptyDir": shm}]
     for mount in job.mounts:
-        found.append({"name": mount.name, **_source(mount.name, mount.source, mount.read_only)})
+        found.append({"name": mount.name, **_source(mount)})
     for secret in job.secrets:
         if secret.path is not None:
             found.append({"name": secret.name, "secret": {"secretName": secret.name}})
     return found
 
 
-def _source(name: str, source: str | None, read_only: bool) -> dict[str, Any]:
-    if source is None:
-        claim: dict[str, Any] = {"claimName": name}
-        return {"persistentVolumeClaim": claim | ({"readOnly": True} if read_only else {})}
-    server, colon, export = source.partition(":")
+def _source(mount: Mount) -> dict[str, Any]:
+    if mount.source is None:
+        claim: dict[str, Any] = {"claimName": mount.name}
+        return {"persistentVolumeClaim": claim | ({"readOnly": True} if mount.read_only else {})}
+    server, colon, export = mount.source.partition(":")
     if colon:
         return {"nfs": {"server": server, "path": export}}
-    return {"hostPath": {"path": source}}
+    return {"hostPath": {"path": folder_of_nodes(mount)}}

@@ -128,10 +128,11 @@ def _wait_for_room(group: Any, options: Options, stopped: Sequence[int]) -> None
         if time.monotonic() > deadline:
             nodes = [each["Resources"] for each in ray.nodes() if each["Alive"]]
             has = "; ".join(_shown(each) for each in nodes)
+            whose = "node has" if len(nodes) == 1 else "nodes have"
             raise NoRoom(
                 f"The cluster had no room within {options.start_timeout:g} s for "
                 f"{options.nodes} × {_shown(options.bundle)} ({options.placement}). Its "
-                f"{len(nodes)} nodes have {has}, if nothing else runs there. Ask for less, or give "
+                f"{len(nodes)} {whose} {has}, if nothing else runs there. Ask for less, or give "
                 "it more nodes."
             )
 

@@ -72,7 +72,8 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
             for rank in range(options.nodes)
         )
         differences = [
-            f"Ray would place {options.nodes} nodes by {options.placement}, with "
+            f"Ray would place {options.nodes} node{'s' * (options.nodes > 1)} by "
+            f"{options.placement}, with "
             f"{_amounts(options)} for each; here they share this machine.",
             "Ray starts a node again whose actor it loses; here nothing does.",
             "Ray's own variables (RAY_…) are not set here.",

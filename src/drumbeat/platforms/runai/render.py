@@ -18,7 +18,7 @@ from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.amounts import kubernetes_memory, plain_number
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.kubernetes.pods import TOKEN_KEY, token_secret
-from drumbeat.platforms.needed import needs
+from drumbeat.platforms.needed import folder_of_nodes, needs
 from drumbeat.platforms.platform import Client, Platform, Rendered
 from drumbeat.platforms.runai import manifests as runai_manifests
 from drumbeat.platforms.runai.client import RunaiClient
@@ -139,12 +139,12 @@ def _mount(job: Job, mount: Any) -> list[str]:
     server, colon, export = mount.source.partition(":")
     if is_v1:
         mode = "ro" if read_only else ""
-        parts = [export, mount.path, mode, server] if colon else [mount.source, mount.path, mode]
-        return ["-v", ":".join(parts).rstrip(":")]
+        parts = [export if colon else folder_of_nodes(mount), mount.path, mode]
+        return ["-v", ":".join([*parts, server] if colon else parts).rstrip(":")]
     more = "" if read_only else ",readwrite"
     if colon:
         return ["--nfs", f"path={export},server={server},mountpath={mount.path}{more}"]
-    return ["--host-path", f"path={mount.source},mount={mount.path}{more}"]
+    return ["--host-path", f"path={folder_of_nodes(mount)},mount={mount.path}{more}"]
 
 
 def _folded(words: Sequence[str]) -> str:
@@ -231,7 +231,8 @@ def _storage(job: Job) -> dict[str, Any]:
             nfs = {"server": server, "path": export, "mountPath": mount.path}
             found.setdefault("nfs", []).append({**nfs, "readOnly": read_only})
         else:
-            host = {"path": mount.source, "mountPath": mount.path, "readOnly": read_only}
+            path = folder_of_nodes(mount)
+            host = {"path": path, "mountPath": mount.path, "readOnly": read_only}
             found.setdefault("hostPath", []).append(host)
     for secret in job.secrets:
         if secret.path is not None:

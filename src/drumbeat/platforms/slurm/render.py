@@ -14,6 +14,7 @@ from drumbeat.errors import PREEMPTED_CODE, ConfigError
 from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.amounts import mebibytes
 from drumbeat.platforms.jobfile.model import Job
+from drumbeat.platforms.needed import folder_of_nodes
 from drumbeat.platforms.platform import Client, Manifest, Platform, Rendered
 from drumbeat.platforms.slurm.rehearsal import rehearse
 from drumbeat.platforms.slurm.rules import problems
@@ -174,9 +175,9 @@ def _container(job: Job) -> Iterator[str]:
         return
     yield f"--container-image={command.shell([job.slurm.container])}"
     mounts = [
-        _in_quotes(f"{mount.source}:{mount.path}" + (":ro" if mount.read_only else ""))
+        _in_quotes(f"{folder_of_nodes(mount)}:{mount.path}" + (":ro" if mount.read_only else ""))
         for mount in job.mounts
-        if mount.source is not None and mount.source.startswith("/")
+        if mount.source is not None and ":" not in mount.source
     ]
     exported = ["ALL"]
     for secret in job.secrets:
@@ -205,6 +206,12 @@ def _notes(job: Job) -> Iterator[str]:
         yield (
             f"Nothing is mounted: {listed([each.path for each in job.mounts])} must be there on "
             "all machines."
+        )
+    absent = [each.name for each in job.mounts if each.source is None or ":" in each.source]
+    if slurm.container is not None and absent:
+        yield (
+            f"Only folders of the nodes are mounted, and {listed(absent)} "
+            f"{'is none' if len(absent) == 1 else 'are none'}: give source, by its absolute path."
         )
     if job.machine_type is not None and slurm.constraint is None:
         yield "machine_type says nothing to Slurm; slurm.partition and slurm.constraint do."
