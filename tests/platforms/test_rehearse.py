@@ -215,6 +215,7 @@ def test_agents_without_a_token_fail_as_they_would_there(rehearse, tmp_path):
     done = rehearse(manifest(tmp_path, *agents))
     assert done.returncode == 2
     assert "DRUMBEAT_TOKEN is not set" in done.stdout
+    assert "Nothing gives worker-0 a DRUMBEAT_TOKEN, so it has none here either" in done.stdout
 
 
 def test_failure_ends_all_and_is_told(rehearse, tmp_path):

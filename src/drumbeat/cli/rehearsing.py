@@ -155,7 +155,7 @@ def _prepared(
     )
     token = {TOKEN: secrets.token_hex(32)}
     if len(processes) > 1 and TOKEN not in extra:
-        agents = [each.name for each in processes if starts_agent(each.command)]
+        agents = [each.name for each in rehearsal.processes if starts_agent(each.command)]
         notes += [_no_token(name) for name in agents if name not in told][:1]
     return [
         dataclasses.replace(each, env={**each.env, **(token if each.name in told else {}), **extra})
