@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import jsonschema
@@ -651,6 +653,27 @@ def test_a_program_that_is_gone_meanwhile_is_a_failure():
     merged.start(lambda: merged.run(["/no/such/program"], {}))
     with pytest.raises(ConfigError, match="/no/such/program can't be started: No such file"):
         next(merged.lines())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_programs_that_follow_end_with_the_command(fake, tmp_path, number):
+    have(fake, container("a", "running"))
+    docker = tmp_path / "bin" / "docker"
+    waiting = '"logs --timestamps") echo "now $$"; exec sleep 100;;\n  x)'
+    docker.write_text(DOCKER.replace('"logs --timestamps")', waiting))
+    (tmp_path / "drumbeat.yaml").write_text("name: digits\nscript: train.py\n")
+    words = [sys.executable, "-m", "drumbeat", "logs", "compose", "digits", "--follow"]
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=os.environ | fake, stdout=subprocess.PIPE, text=True
+    ) as drumbeat:
+        assert drumbeat.stdout is not None
+        program = int(drumbeat.stdout.readline().split()[-1])
+        drumbeat.send_signal(number)
+        assert drumbeat.wait(30) == 128 + number
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{program}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{program}").exists()
 
 
 @pytest.mark.parametrize(

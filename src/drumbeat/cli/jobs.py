@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 import typer
 
 from drumbeat.errors import ConfigError
+from drumbeat.launch.signals import exit_by_raising
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -124,7 +125,8 @@ def submit(
     if dry_run:
         print("\n".join(client.plan(job, rendered)))
         return
-    job_id = client.submit(job, rendered)
+    with exit_by_raising():
+        job_id = client.submit(job, rendered)
     submitted.remember(_folder(file), platform, job_id)
     print(f"Submitted {job_id}. Next: drumbeat status {platform}, drumbeat logs {platform}.")
 
@@ -153,8 +155,9 @@ def logs(
 ) -> None:
     """Show what a submitted job has printed."""
     client, job_id = _submitted(platform, job, file)
-    for line in client.logs(job_id, task=task, follow=follow):
-        print(line, flush=True)
+    with exit_by_raising():
+        for line in client.logs(job_id, task=task, follow=follow):
+            print(line, flush=True)
 
 
 def stop(platform: PlatformName, job: JobId = None, file: File = None) -> None:

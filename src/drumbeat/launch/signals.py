@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -17,6 +19,24 @@ def exit_quietly() -> None:
     for number in STOPPING:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _exit)
+
+
+@contextlib.contextmanager
+def exit_by_raising() -> Iterator[None]:
+    """Has them raise SystemExit within it, so that what was begun is undone, and programs end."""
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, _raise)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise(number: int, _frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _exit(number: int, _frame: object) -> None:

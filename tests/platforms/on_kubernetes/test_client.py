@@ -7,6 +7,7 @@ import base64
 import http.server
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -679,3 +680,20 @@ def test_an_answer_that_never_ends(monkeypatch, connect, tmp_path):
             connect()[0].status("digits")
         over.set()
         server.shutdown()
+
+
+def test_a_submission_that_is_stopped_leaves_nothing(cluster, connect, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("drumbeat.yaml").write_text("{name: digits, script: t.py, image: 'x:1', output: gs://b/o}")
+    Path("t.py").write_text("")
+    client = kubernetes_client.KubernetesClient
+
+    def stopped(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(client, "_create_token", stopped)
+    with pytest.raises(SystemExit) as ended:
+        app(["submit", "tfjob"], prog_name="drumbeat")
+    assert ended.value.code == 128 + signal.SIGTERM
+    with pytest.raises(ConfigError, match="There is no TFJob digits"):
+        connect()[0].status("team/digits")
