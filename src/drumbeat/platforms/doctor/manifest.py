@@ -115,7 +115,7 @@ def _of_plain_python(processes: tuple[Process, ...], said: str) -> list[Result]:
     """What becomes of processes that run Python without drumbeat; `said` are problems so far."""
     found: list[Result] = []
     alone = plain_python.alone(processes, Path.cwd(), "would train")
-    if alone is not None and "alone" not in said:
+    if alone is not None and "alone" not in said and "TF_CONFIG is set before srun" not in said:
         found.append(warning("processes", str(alone)))
     names = plain_python.keras_cannot(processes, Path.cwd())
     if names:

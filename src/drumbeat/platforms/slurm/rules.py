@@ -102,6 +102,12 @@ def _of_step(script: Script, step: Step, layout: Layout) -> Iterator[str]:
             "the same worker. Set it in what each task runs, by SLURM_PROCID; drumbeat run needs "
             "none on Slurm."
         )
+    launcher = step.command[0].rpartition("/")[2]
+    if tasks > 1 and launcher in _LAUNCHERS:
+        yield (
+            f"srun starts {launcher} {tasks} times, and each of them starts all of its processes. "
+            f"Write {launcher} without srun, or srun without {launcher}."
+        )
     if layout.distribution.startswith("arbitrary") and runs_drumbeat:
         yield (
             "With --distribution=arbitrary nobody can tell where task 0 runs, at which the agents "
