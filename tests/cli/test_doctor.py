@@ -111,6 +111,15 @@ def test_options_that_run_has_not(doctor, tmp_path, words, option):
     assert f"has no option {option}" in result.output or not option
 
 
+def test_a_tf_config_that_all_tasks_have_is_said_once(doctor, tmp_path):
+    (tmp_path / "train.py").write_text("import tensorflow as tf\ntf.keras.Model().fit()\n")
+    text = "#!/bin/bash\n#SBATCH -N 2\nexport TF_CONFIG=$(x)\nsrun python train.py\n"
+    (tmp_path / "job.sh").write_text(text)
+    result = doctor("job.sh")
+    assert "all of its 2 tasks have the same one" in result.output
+    assert "alone" not in result.output
+
+
 def test_a_manifest(doctor, tmp_path):
     from drumbeat.platforms import registry
     from drumbeat.platforms.jobfile import read

@@ -401,6 +401,7 @@ TOKEN = "export DRUMBEAT_TOKEN=$(openssl rand -hex 32)\n"  # noqa: S105
             HEAD + "export TF_CONFIG=$(./make)\nsrun python t.py\n",
             "all of its 2 tasks have",
         ),
+        (HEAD + "srun /opt/bin/mpirun -np 2 python t.py\n", "srun starts mpirun 2 times"),
     ],
 )
 def test_problems(text, message):
