@@ -235,6 +235,21 @@ def test_ray_is_given_what_the_image_has(keys):
             assert by_ray == left_out.is_left_out(str(path), ignore), path
 
 
+def test_what_git_ignores_is_told_of_ray():
+    """It takes .gitignore into account itself."""
+    write("data/x.npz", "a/models/b", "train.py")
+    wanted = job(data="data/x.npz", args=["a/models/b"])
+    assert "gitignore" not in " ".join(ray.render(wanted).notes)
+    for text, names in (
+        ("*.npz\n# train.py", "data/x.npz"), ("models/\n!data", "a/models/b"), ("/models", ""),
+        ("data\n!data\n", ""), ("data/\nmodels", "data/x.npz, a/models/b"), ("train.py",) * 2,
+    ):  # fmt: skip
+        Path(".gitignore").write_text(text)
+        said = [each for each in ray.render(wanted).notes if "gitignore" in each]
+        assert bool(said) == bool(names)
+        assert not names or f"and so {names}. Set" in said[0]
+
+
 @pytest.mark.parametrize(
     ("pattern", "path", "is_out"),
     [("a", "a/b", True), ("a", "b/a", False), ("**/a", "b/c/a", True), ("**/a", "a", True),

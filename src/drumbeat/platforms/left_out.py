@@ -100,6 +100,17 @@ def is_left_out(path: str, patterns: Iterable[str]) -> bool:
     return found
 
 
+def is_left_out_by_git(path: str, patterns: Iterable[str]) -> bool:
+    """The same for lines of a .gitignore, in which a name alone means one in any folder."""
+    lines = []
+    for line in patterns:
+        pattern = line.strip().removeprefix("!")
+        anywhere = "" if "/" in pattern.rstrip("/") or pattern.startswith("#") else "**/"
+        sign = "!" if line.strip().startswith("!") else ""
+        lines.append(f"{sign}{anywhere if pattern else ''}{pattern}")
+    return is_left_out(path, lines)
+
+
 def exceptions(paths: Iterable[str]) -> list[str]:
     """Lines of a .dockerignore that let these paths of the folder in."""
     return [f"!{_escaped(path)}" for path in paths]

@@ -8,7 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from drumbeat.cluster.wording import listed
+from drumbeat.errors import ConfigError
 from drumbeat.platforms import command, left_out
+from drumbeat.platforms.jobfile.documents import read_text
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Client, Platform, Rendered
 from drumbeat.platforms.ray import manifests as ray_manifests
@@ -81,6 +84,15 @@ def _excludes(job: Job) -> list[str]:
     return names
 
 
+def _left_out_by_git(job: Job) -> list[str]:
+    try:
+        lines = read_text(Path(".gitignore")).splitlines()
+    except ConfigError:
+        return []
+    names = [*([job.script] if job.script else []), *left_out.named(job, Path())]
+    return [name for name in names if left_out.is_left_out_by_git(name, lines)]
+
+
 def _files_of_secrets(job: Job) -> dict[str, str]:
     return {each.env: each.file for each in job.secrets if each.env and each.path}
 
@@ -96,6 +108,11 @@ def _notes(job: Job) -> tuple[str, ...]:
         found.append(
             f"image is {job.image}, and Ray's nodes have the image that they were started with; "
             "ray.runtime_env can have an image_uri."
+        )
+    if "working_dir" not in job.ray.runtime_env and (names := _left_out_by_git(job)):
+        found.append(
+            f"Ray leaves out what .gitignore names, and so {listed(names)}. Set "
+            "RAY_RUNTIME_ENV_IGNORE_GITIGNORE=1 where you submit, or take the line out."
         )
     for secret in job.secrets:
         if secret.path is not None:
