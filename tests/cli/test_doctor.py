@@ -70,6 +70,12 @@ def test_the_folders_job_file_is_looked_at(doctor, tmp_path):
     assert "ok       job file" in result.output
 
 
+def test_a_broken_pyproject_is_explained(doctor, tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.drumbeat\nname = "a"\n')
+    with pytest.raises(ConfigError, match=r"pyproject.toml: .*line 1.*expected TOML"):
+        doctor()
+
+
 def test_a_broken_job_file_is_explained(doctor, tmp_path):
     (tmp_path / "drumbeat.yaml").write_text("name: a\nscrpt: b\n")
     with pytest.raises(ConfigError, match="did you mean script"):

@@ -529,11 +529,21 @@ def have(env: dict[str, str], *containers: dict) -> None:
 
 
 def test_dry_run_shows_the_call_and_no_token():
-    [line] = ComposeClient(job(), folder=Path("/w")).plan(job(), compose.render(job()))
+    client = ComposeClient(job(), folder=Path("/w"), environ={"PATH": "/nowhere"})
+    [line] = client.plan(job(), compose.render(job()))
     assert line == (
         "DRUMBEAT_TOKEN=(made anew) docker compose -p digits --project-directory /w -f - up -d "
         "< compose.yaml"
     )
+
+
+def test_plan_has_the_compose_that_is_here(tmp_path):
+    for name, code in (("docker", 1), ("docker-compose", 0)):
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (tmp_path / name).chmod(0o755)
+    client = ComposeClient(job(), folder=tmp_path, environ={"PATH": str(tmp_path)})
+    [line] = client.plan(job(), compose.render(job()))
+    assert line.startswith("DRUMBEAT_TOKEN=(made anew) docker-compose -p digits ")
 
 
 def test_submit_gives_the_file_and_a_token(fake, tmp_path):

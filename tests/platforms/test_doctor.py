@@ -17,7 +17,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.platforms import registry
 from drumbeat.platforms.doctor import job as jobs
 from drumbeat.platforms.doctor import manifest as manifests
-from drumbeat.platforms.doctor import packages, script, stores
+from drumbeat.platforms.doctor import packages, script, stores, urls
 from drumbeat.platforms.jobfile.documents import Document
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Advice, Manifest, NoCommand, Platform, Process, Rehearsal
@@ -518,6 +518,27 @@ class TestPlainPython:
         assert not found(results, ERROR)
         says_places = any(each.check == "processes" and each.state == OK for each in results)
         assert says_places == (said is None)
+
+
+class TestURLs:
+    @pytest.mark.parametrize(
+        ("keys", "state", "said"),
+        [
+            ({"args": ["--to", "{outputs}/m"]}, WARNING, "{outputs}, which is handed on as it is; "
+             "did you mean {output}?"),
+            ({"args": ["{dat}"]}, WARNING, "did you mean {data}?"),
+            ({"args": ["{epoch:02d}", "{x}", "{output}", '{"a": 1}', "{loss}"]}, None, ""),
+            ({"output": "azure://team/y"}, WARNING, "no driver for azure:// and checks no login"),
+            ({"output": "https://h/y"}, WARNING, "no driver for https://"),
+            ({"output": "gs:/team/y"}, ERROR, "did you mean gs://team/y?"),
+            ({"data": "s3:/b/x"}, ERROR, "data is s3:/b/x, a path; did you mean s3://b/x?"),
+            ({"output": "s3://b/x", "data": "https://h/x"}, None, ""),
+        ],
+    )  # fmt: skip
+    def test_what_they_look_like(self, keys, state, said):
+        results = urls.check(a_job(**keys))
+        assert [each.state for each in results] == [state] * (state is not None)
+        assert said in " ".join(each.text for each in results)
 
 
 class TestStores:

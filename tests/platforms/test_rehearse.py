@@ -636,6 +636,32 @@ def test_what_keras_refuses_is_told_after_it_has_failed(rehearse, tmp_path):
     assert done.stdout.count("put drumbeat run (or python -m drumbeat) before the script") == 1
 
 
+def test_platform_that_has_files_of_its_own_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments in ([], ["-f", "config.yaml"]):
+        with pytest.raises(ConfigError, match=r"expected one: drumbeat rehearse config\.yaml"):
+            app(["rehearse", "ai-platform", *arguments], standalone_mode=False)
+
+
+def test_an_image_that_is_not_named(tmp_path):
+    given = registry.parse_manifest(
+        "#!/bin/bash\nrunai training tensorflow submit d -i t:1 --workers 2 --no-master "
+        "--command -- drumbeat run t.py\n",
+        tmp_path / "run.sh",
+    )
+    ports = iter(range(20_000, 20_010))
+
+    class Ports:
+        def port(self):
+            return next(ports)
+
+    platform = registry.get("runai")
+    assert platform.rehearse is not None
+    said = " ".join(platform.rehearse(given, Ports()).differences)
+    assert "there they are the image's" in said
+    assert "none" not in said
+
+
 def report(**changed):
     said = {"node_rank": 0, "nodes": 2, "workers": 2, "steps": 5, "apart": False}
     return Report(**{**said, "task": "", "code": 0, **changed})

@@ -247,6 +247,11 @@ def manifest_for(platform: Platform, file: str | None, changes: list[str]) -> Ma
     """
     from drumbeat.platforms import registry
 
+    if platform.convert is not None:
+        raise ConfigError(
+            f"{platform.title} has files of its own alone, which are rehearsed as they are; "
+            "expected one: drumbeat rehearse config.yaml."
+        )
     rendered = rendered_for(platform, file, changes)
     return registry.parse_manifest(rendered.main, Path(next(iter(rendered.files))))
 

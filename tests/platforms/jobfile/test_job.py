@@ -91,6 +91,9 @@ def test_what_a_key_takes(job, text, key, value):
 # Each message is the whole of it, after the file's name.
 BAD = [
     ("image: ''", ":3: image is ''; expected text; leave the key out where there is none."),
+    ("image: Team/digits", ":3: image is 'Team/digits'; expected an image's name: "),
+    ("image: a b:1", ":3: image is 'a b:1'; expected an image's name: "),
+    ("image: 'a:1:2'", ":3: image is 'a:1:2'; expected an image's name: "),
     ("image: 3", ":3: image is 3; expected text."),
     ("args: --lr 1", ":3: args is '--lr 1'; expected a list, such as [--epochs, \"3\"]."),
     ("args:\n- a\n- true",

@@ -192,6 +192,7 @@ FORMS = {
 @example(word="image")
 @example(word="/data")
 @example(word="-a")
+@example(word="r.io:5000/a__b/c-d.e:V1@sha256:12")
 def test_text_is_refused_by_the_schema_where_the_model_refuses_it(form, word):
     value = {"name": "a", "script": "t.py", **FORMS[form](word)}
     try:
@@ -285,6 +286,13 @@ class TestInit:
         assert json.loads((tmp_path / first.SCHEMA_FILE).read_text()) == first.schema()
         assert first.SCHEMA_FILE in path.read_text().splitlines()[0]
 
+    def test_path_as_shells_complete_it(self, tmp_path):
+        (tmp_path / "src").mkdir()
+        (tmp_path / "src" / "train.py").write_text("")
+        given = str(tmp_path / "src" / "train.py")
+        path = first.write(given, tmp_path, image=None, workers=2, force=False)
+        assert read.read(path).script == "src/train.py"
+
     def test_what_is_commented_out_is_valid_too(self, tmp_path):
         (tmp_path / "train.py").write_text("")
         path = first.write("train.py", tmp_path, image="r.io:5000/a/b@sha256:12", workers=2,
@@ -303,6 +311,8 @@ class TestInit:
             ("../x.py", {}, "is not within"),
             ("/etc/hosts", {}, "is not within"),
             ("-x.py", {}, "is not within"),
+            (".", {}, ". is a folder; expected a Python script"),
+            ("train.py", {"image": "My Image"}, "image is 'My Image'; expected an image's name"),
             ("\udcff.py", {}, "is not text in UTF-8"),
             ("train.py", {"workers": 0}, "workers is 0; expected at least 1."),
             ("train.py", {"image": " "}, "image is ' '; expected text"),

@@ -47,7 +47,11 @@ class ComposeClient:
     def plan(self, job: Job, rendered: Rendered) -> list[str]:
         """See `Client.plan`."""
         token = f"{command.TOKEN}=(made anew) " if command.TOKEN in rendered.main else ""
-        words = ["docker", "compose", *_up(job.name, self._folder)]
+        try:
+            compose = self._compose()
+        except DrumbeatError:  # it is shown what would run where that is
+            compose = ["docker", "compose"]
+        words = [*compose, *_up(job.name, self._folder)]
         return [f"{token}{command.shell(words)} < {next(iter(rendered.files))}"]
 
     def submit(self, job: Job, rendered: Rendered) -> str:

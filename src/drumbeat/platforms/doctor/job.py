@@ -14,7 +14,7 @@ from drumbeat.control.doctor.result import Result, error, ok, warning
 from drumbeat.errors import ConfigError
 from drumbeat.platforms import command, left_out
 from drumbeat.platforms.docker.render import is_local
-from drumbeat.platforms.doctor import image, packages
+from drumbeat.platforms.doctor import image, packages, urls
 from drumbeat.platforms.doctor import script as scripts
 from drumbeat.platforms.jobfile.documents import read_text
 from drumbeat.platforms.jobfile.model import Job, Mount
@@ -140,6 +140,7 @@ def check(
         *_credentials(job, folder, in_image=own_disk),
         *_data(job, folder, own_disk=own_disk),
         *(image.check(folder.named, folder.ignored) if own_disk else ()),
+        *urls.check(job),
         *_output(job, own_disk=own_disk),
         *_shm(job),
     ]
@@ -303,7 +304,7 @@ def _output(job: Job, *, own_disk: bool) -> list[Result]:
         found.append(warning("output", command.NO_OUTPUT))
     places = {"output": job.output, "run.backup_dir": job.run.backup_dir}
     for key, place in places.items():
-        if place is None or "://" in place:
+        if place is None or "://" in place or urls.lacks_slash(place):
             continue
         mount = _mount(job, place) if place.startswith("/") else None
         if not own_disk:

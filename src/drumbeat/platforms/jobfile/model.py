@@ -27,6 +27,13 @@ from drumbeat.platforms.jobfile.sections import (
     Vertex,
 )
 
+_PART = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+# The reference of an image, as OCI's distribution spec and Docker have it.
+_IMAGE = re.compile(
+    r"(?:[A-Za-z0-9-]+(?:(?:\.[A-Za-z0-9-]+)+(?::[0-9]+)?|:[0-9]+)/)?"
+    rf"{_PART}(?:/{_PART})*(?::[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?"
+    r"(?:@[A-Za-z][A-Za-z0-9+._-]*:[0-9a-fA-F]+)?"
+)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OWN_VARIABLES = "DRUMBEAT_"
 """Names that begin so are drumbeat's to set, and so is TF_CONFIG."""
@@ -54,6 +61,16 @@ def _check_program(value: str) -> str:
     return value
 
 
+def _check_image(value: str) -> str:
+    if value.strip() and not _IMAGE.fullmatch(value):
+        raise ValueError(
+            "expected an image's name: small letters, digits, . _ and - between slashes, then :TAG "
+            "or @DIGEST, such as ghcr.io/team/digits:1"
+        )
+    return value
+
+
+Image = Annotated[str, AfterValidator(_check_image), _of_form(f"^{_IMAGE.pattern}$")]
 Program = Annotated[str, AfterValidator(_check_program), _of_form(r"^(?!-)\s*\S")]
 Variable = Annotated[str, AfterValidator(_check_variable), _of_form(f"^{_VARIABLE.pattern}$")]
 Path = Annotated[str, AfterValidator(_check_path), _of_form("^/")]
@@ -181,7 +198,7 @@ class Job(Section):
         description="The script's own; {data}, {output} and {name} stand for these.",
         examples=[["--epochs", 3, "--data", "{data}"]],
     )
-    image: str | None = Field(
+    image: Image | None = Field(
         default=None,
         description="The container's, with a tag or digest.",
         examples=["ghcr.io/team/digits:1"],

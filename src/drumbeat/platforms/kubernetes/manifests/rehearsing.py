@@ -84,8 +84,9 @@ def _absent(absent: Mapping[str, str]) -> Iterator[str]:
 
 def _differences(pods: Sequence[Pod]) -> Iterator[str]:
     containers = [pod.container for pod in pods]
-    images = dict.fromkeys(text(each.get("image")) or "none" for each in containers)
-    yield f"Python and its packages are those of this machine; there the image is {listed(images)}."
+    images = dict.fromkeys(filter(None, (text(each.get("image")) for each in containers)))
+    whose = f"there the image is {listed(images)}" if images else "there they are the image's"
+    yield f"Python and its packages are those of this machine; {whose}."
     yield from dict.fromkeys(filter(None, map(_resources, containers)))
     yield _NETWORK
     for pod in pods:
