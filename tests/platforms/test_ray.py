@@ -486,6 +486,36 @@ def test_logs(client):
         assert list(client.logs(job_id, task="node-1", follow=follow)) == ["node-1: b"]
     with pytest.raises(ConfigError, match="expected one such as node-0"):
         next(client.logs(job_id, task="worker", follow=False))
+    with pytest.raises(ConfigError, match="has no task node-7; expected one of node-0, node-1"):
+        next(client.logs(job_id, task="node-7", follow=False))
+
+
+def test_state_of_a_job_that_failed_is_a_whole_sentence(client):
+    job_id = client.submit(job(), platform.render(job()))
+    JOBS[job_id]["status"] = "FAILED"
+    JOBS[job_id]["message"] = (
+        "Job entrypoint command failed with exit code 2, last available logs (truncated to 20,000 "
+        "chars):\nnode-0: a"
+    )
+    said = "FAILED: Job entrypoint command failed with exit code 2"
+    assert client.status(job_id).detail == said
+
+
+@pytest.mark.parametrize(("code", "is_ended"), [(2, True), (1, False), (0, False)])
+def test_a_refusal_ends_the_others(monkeypatch, code, is_ended):
+    """One that never came to meet the others can't tell them."""
+    ended = []
+    other = types.SimpleNamespace(end=types.SimpleNamespace(remote=lambda: ended.append(1)))
+    ray = types.SimpleNamespace(
+        get=lambda done: ([], code), exceptions=types.SimpleNamespace(RayError=RuntimeError)
+    )
+    monkeypatch.setattr(ray_driver, "_ray", lambda: ray)
+    options = types.SimpleNamespace(grace=1.0)
+    running = ray_driver.Job(options=options, group=None, token="")
+    running.agents = {0: None, 1: other}
+    assert not ray_driver._show(running, 0, None)
+    assert ended == ([1] if is_ended else [])
+    assert running.code == (code or None)
 
 
 def test_no_such_job(client):

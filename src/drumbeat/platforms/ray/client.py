@@ -75,7 +75,10 @@ class RayClient:
         client = self._client()
         info = self._call(lambda: client.get_job_info(job_id), "Asking for the job")
         word = str(getattr(info.status, "value", info.status))
-        detail = word if not info.message else f"{word}: {info.message.strip().splitlines()[0]}"
+        first = (info.message or "").strip().partition("\n")[0]
+        # Ray appends the log's end, which `logs` shows.
+        said = re.sub(r",? last available logs\b.*", "", first).rstrip(" :,")
+        detail = f"{word}: {said}" if said else word
         return Status(job_id=job_id, state=_STATES.get(word, "unknown"), detail=detail)
 
     def logs(self, job_id: str, *, task: str | None, follow: bool) -> Iterator[str]:
@@ -84,6 +87,9 @@ class RayClient:
             raise ConfigError(f"--task is {shown(task)}; expected one such as node-0.")
         client = self._client()
         text = self._call(lambda: client.get_job_logs(job_id), "Reading the job's output")
+        named = sorted(set(re.findall(r"^(node-\d+): ", str(text), re.MULTILINE)))
+        if task is not None and not follow and named and task not in named:
+            raise ConfigError(f"{job_id} has no task {task}; expected one of {', '.join(named)}.")
         lines = self._followed(client, job_id) if follow else iter(str(text).splitlines())
         for line in lines:
             if task is None or line.startswith(f"{task}: "):

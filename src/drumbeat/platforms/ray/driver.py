@@ -220,7 +220,10 @@ def _show(job: Job, rank: int, done: Any) -> bool:
     if code is None:
         return True
     job.codes[rank] = code
-    if code and job.end_s is None:
+    if code == ConfigError.exit_code and job.end_s is None:
+        # It may not have come to meet the others, who would wait for it.
+        _end(job, code)
+    elif code and job.end_s is None:
         # The agents tell each other; what does not end by that is ended.
         job.code = code
         job.end_s = time.monotonic() + job.options.grace + _END_S
