@@ -61,6 +61,15 @@ def test_it_is_so_with_keras_2(of_one_with_keras_2, tmp_path):
     assert_same(outcome(tmp_path, "two", "-n", "2", "--keras", "2"), of_one_with_keras_2)
 
 
+def test_exact_mode_gives_the_same_bytes(tmp_path):
+    one, two = (
+        outcome(tmp_path, name, "-n", count, "--exact")
+        for name, count in (("one", "1"), ("two", "2"))
+    )
+    for key, value in one.items():
+        np.testing.assert_array_equal(two[key], value, err_msg=key)
+
+
 MODEL = """
 import keras, numpy as np, tensorflow as tf
 x = np.ones((8, 2), "float32")
@@ -75,6 +84,12 @@ for _ in range(3):
     variables = model.trainable_variables
     optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
 """
+
+
+def test_with_parameter_servers_it_is_said_that_the_chief_trains_alone(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(MODEL + "model.fit(x, x[:, :1], verbose=0)")
+    assert run(script, "--ps", "1").count("so the chief trains it alone") == 1
 
 
 @pytest.mark.parametrize(

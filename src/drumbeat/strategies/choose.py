@@ -111,7 +111,8 @@ def implied() -> DataParallelStrategy | None:
     """The strategy for what a script trains without naming any: all workers, or devices, train it.
 
     None where the script has made a strategy itself, where nobody asked for several workers or
-    devices, and with parameter servers, which have to hold the variables from the start.
+    devices or for what only data-parallel training has, and with parameter servers, which have to
+    hold the variables from the start.
 
     Raises:
         ConfigError: As `strategy`.
@@ -120,7 +121,7 @@ def implied() -> DataParallelStrategy | None:
     if "strategy" not in _implied:
         if existing() is not None or _others or tf.distribute.has_strategy():
             return None
-        if not _is_for_several():
+        if not _is_asked_for():
             return None
         made = strategy()
         if not isinstance(made, DataParallelStrategy):
@@ -130,10 +131,13 @@ def implied() -> DataParallelStrategy | None:
 
 
 @functools.cache
-def _is_for_several() -> bool:
-    """Whether this process was started as one of several that train in step, or with devices."""
+def _is_asked_for() -> bool:
+    """Whether this process was started to train in step with others, or as with others."""
     identity, cluster = Identity.from_env(os.environ), ClusterSpec.from_env(os.environ)
-    if identity is None or identity.world_size * identity.devices_per_worker == 1:
+    if identity is None:
+        return False
+    is_one = identity.world_size * identity.devices_per_worker == 1
+    if is_one and not _of_multi_worker(identity, None, None, None, None):
         return False
     return not _is_evaluator(cluster) and (cluster is None or "ps" not in cluster.jobs)
 

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from drumbeat.cluster import ClusterSpec
 from drumbeat.cluster.identity import Identity
 from drumbeat.data.failures import data_error
 from drumbeat.errors import DataError
@@ -42,8 +43,17 @@ def warn_of_training_alone(
     strategy: tf.distribute.Strategy, env: Mapping[str, str], own_step: str
 ) -> None:
     """Say so where each of several workers trains a model that the others know nothing of."""
-    identity = Identity.from_env(env)
-    if identity is None or identity.world_size == 1 or identity.rank != 0:
+    identity, cluster = Identity.from_env(env), ClusterSpec.from_env(env)
+    if identity is None or identity.rank != 0:
+        return
+    if cluster is not None and "ps" in cluster.jobs and identity.world_size == 1:
+        logger.warning(
+            "This model was made outside of strategy.scope(), so the chief trains it alone, and "
+            "the workers have nothing to do. For parameter servers, make it within "
+            "`with drumbeat.strategy().scope():`; leave out --ps to train without them."
+        )
+        return
+    if identity.world_size == 1:
         return
     if isinstance(strategy, LocalDevicesStrategy):
         logger.warning(
