@@ -96,7 +96,8 @@ def _of_processes(
         stand_ins=ports.addresses,
         said="\n".join(problems),
     )
-    found += _of_plain_python(rehearsal.processes, " ".join(problems))
+    # Each is told of all others, which takes the square of their number to read.
+    found += _of_plain_python(rehearsal.processes[:_MAX_PROCESSES], " ".join(problems))
     words = dict.fromkeys(_behind_run(each.command) for each in rehearsal.processes)
     found += [
         _problem(
