@@ -730,6 +730,12 @@ def test_stop_takes_containers_and_networks_away(fake):
     ]
 
 
+def test_more_containers_than_a_machine_has_room_for():
+    assert len(services(job(workers=128))) == 128
+    with pytest.raises(ConfigError, match=r"129 containers.*at most 128"):
+        compose.render(job(workers=129))
+
+
 # ---- a rehearsal that trains
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from drumbeat.errors import ConfigError
 from drumbeat.platforms import command
 from drumbeat.platforms.compose import problems as compose_problems
 from drumbeat.platforms.compose import reading as compose_reading
@@ -32,6 +33,7 @@ _SHM_BYTES = 2 * 1024**3
 _GRACE_S = 25.0
 _EXIT_S = 5.0
 _RESTARTS = 3
+_MOST = 128
 _TOKEN = f"${{{command.TOKEN}:?one secret for all containers, made with openssl rand -hex 32}}"
 
 
@@ -56,8 +58,17 @@ class Task:
 
 
 def render(job: Job) -> Rendered:
-    """The Compose file of a job."""
+    """The Compose file of a job.
+
+    Raises:
+        ConfigError: The job has more containers than one machine is taken to have room for.
+    """
     tasks = tasks_of(job)
+    if len(tasks) > _MOST:
+        raise ConfigError(
+            f"The job has {len(tasks)} containers, which Compose would run all on one machine; "
+            f"expected at most {_MOST}. Give fewer workers (-n), or a platform of many machines."
+        )
     services: dict[str, Any] = {}
     for task in tasks:
         service = _service(job, task, tasks)
