@@ -191,6 +191,7 @@ def test_a_token_is_made_up_only_where_there_is_one(rehearse, tmp_path):
     for parts, more, env in (
         (given, {}, []),
         (agents, {"note": "the shell reads DRUMBEAT_TOKEN"}, []),
+        (agents, {"differences": ["DRUMBEAT_TOKEN is made up."]}, []),
         (agents, {}, ["--env", "DRUMBEAT_TOKEN=" + 64 * "x"]),
     ):
         done = rehearse(manifest(tmp_path, *parts, **more), *env)

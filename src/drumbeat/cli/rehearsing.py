@@ -85,7 +85,9 @@ def rehearse(platform: Platform, manifest: Manifest, options: Options) -> int:
         rehearsal = platform.rehearse(manifest, ports)
         _check_processes(rehearsal, options.max_processes)
         notes: list[str] = []
-        told = preparing.told_token(rehearsal.processes, manifest.text)
+        # Differences speak of it where the platform had no way to give any.
+        texts = "\n".join([manifest.text, *rehearsal.differences])
+        told = preparing.told_token(rehearsal.processes, texts)
         processes, folder = _prepared(rehearsal, told, options, notes)
         problems = platform.problems(manifest) if platform.problems is not None else []
         _announce(platform.title, processes, [*problems, *notes], options)

@@ -158,8 +158,8 @@ def told_token(processes: Sequence[Process], text: str) -> frozenset[str]:
 
     Args:
         processes: As the platform would start them.
-        text: Of the manifest. Where it names the variable and no process has it, such as in a
-            shell's text, all are taken to have it.
+        text: Of the manifest, and what will be different there. Where it names the variable and no
+            process has it, such as in a shell's text, all are taken to have it.
     """
     found = [each.name for each in processes if not {TOKEN, TOKEN_FILE}.isdisjoint(each.env)]
     if not found and TOKEN in text:

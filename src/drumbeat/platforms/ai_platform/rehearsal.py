@@ -72,7 +72,7 @@ def _differences(given: TrainingInput, chief: str) -> list[str]:
     found = [
         "AI Platform Training was shut down on 2025-01-31: this is what it would have run.",
         "There, each replica was a machine of its own; here, all share this one.",
-        "There, nobody set DRUMBEAT_TOKEN: AI Platform had no variables of a job's own.",
+        "DRUMBEAT_TOKEN is made up; there, nobody set it: a job had no variables of its own.",
     ]
     if old.has_image(given):
         found.append("There, the program ran in the image; here, in this folder and this Python.")
