@@ -177,8 +177,8 @@ def _not_together(both: Comparison) -> Finding | None:
         why="The model was made outside of strategy.scope(), and is trained by a loop or a "
         "train_step of its own, or beside a strategy: so no worker knows of the others.",
         do="Make the model (or load it) and compile it within "
-        f"`strategy = tf.distribute.MultiWorkerMirroredStrategy()` and `{_SCOPE}`, and call a loop's "
-        "step with strategy.run().",
+        f"`strategy = tf.distribute.MultiWorkerMirroredStrategy()` and `{_SCOPE}`, and call a "
+        "loop's step with strategy.run().",
     )
 
 

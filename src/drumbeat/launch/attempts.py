@@ -376,7 +376,11 @@ class Attempts:
             history=history,
             workers=self._world_size,
             steps=steps,
-            apart=bool(self.current and self.current.trains_apart and self._world_size > 1),
+            # With servers only their chief counts updates, which are those of all workers.
+            apart=self._world_size > 1
+            and not self._settings.has_servers
+            and self.current is not None
+            and self.current.trains_apart,
         )
 
     def _failed(self, cause: Failure, why: str = "") -> Outcome:
