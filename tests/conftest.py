@@ -6,6 +6,7 @@ Nothing here imports TensorFlow, so tests that don't need it stay fast.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import uuid
@@ -22,6 +23,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["KERAS_BACKEND"] = "tensorflow"
 # Nothing can be kept there: jobs of tests take the usual settings, and measure nothing.
 os.environ["XDG_CACHE_HOME"] = os.devnull
+# A shell has what it starts in the background ignore Ctrl-C, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Set by imports of TensorFlow, Keras, h5py, scikit-learn and Ray, and by pytest itself.
 SET_BY_OTHERS = {
