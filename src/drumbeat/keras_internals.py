@@ -85,6 +85,18 @@ APPLY_MASK = Touch(
     parameters=("sample_weight", "mask", "dtype", "reduction"),
     why="a masked mean divides by how many entries pass in the global batch",
 )
+LOSS = Touch(
+    module="keras.src.losses.loss",
+    name="Loss.__call__",
+    parameters=("y_true", "y_pred", "sample_weight"),
+    why="a loss that is one number for a batch is that of the global batch",
+)
+MEAN_OF_FUNCTION = Touch(
+    module="keras.src.metrics.reduction_metrics",
+    name="MeanMetricWrapper.update_state",
+    parameters=("y_true", "y_pred", "sample_weight"),
+    why="a metric that is one number for a batch is that of the global batch",
+)
 OPTIMIZER_APPLY = Touch(
     module="keras.src.optimizers.base_optimizer",
     name="BaseOptimizer.apply",

@@ -61,6 +61,12 @@ LOSS = Touch(
     parameters=("y_true", "y_pred", "sample_weight"),
     why="within a loss the number of replicas is what it is",
 )
+MEAN_OF_FUNCTION = Touch(
+    module="tf_keras.src.metrics.base_metric",
+    name="MeanMetricWrapper.update_state",
+    parameters=("y_true", "y_pred", "sample_weight"),
+    why="a metric that is one number for a batch is that of the global batch",
+)
 OPTIMIZER_APPLY = Touch(
     module="tf_keras.src.optimizers.optimizer",
     name="Optimizer.apply_gradients",

@@ -1,6 +1,6 @@
 """Trains several models without naming a strategy, for test_plain.py.
 
-    drumbeat run -n N plain.py OUTPUT.npz
+    drumbeat run -n N plain.py OUTPUT.npz [CASE ...]
 
 The chief writes what must not depend on the number of workers.
 """
@@ -119,7 +119,50 @@ def subclassed():
     model.save_weights(f"{sys.argv[1]}.weights.h5")
 
 
-for train in (arrays, dropout, pipeline, by_batches, subclassed):
+def rmse(y_true, y_pred):
+    return tf.sqrt(tf.reduce_mean(tf.square(y_true - y_pred)))
+
+
+def overlap(y_true, y_pred):
+    return 1 - 2 * tf.reduce_sum(y_true * y_pred) / tf.reduce_sum(y_true + y_pred)
+
+
+class Contrast(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        unlike = tf.matmul(y_pred, y_pred, transpose_b=True)
+        same = tf.range(tf.shape(y_pred)[0])
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(same, unlike))
+
+
+def one_number_for_a_batch():
+    some = x[:145] > 0  # The last batch has a row, so that a worker has none.
+    weights = np.linspace(0.5, 1.5, 145)
+    for loss in (rmse, overlap, Contrast()):
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6, "sigmoid")])
+        model.compile("sgd", loss, metrics=[rmse])
+        target = some.astype("float32")
+        history = model.fit(x[:145], target, batch_size=48, epochs=2, verbose=0)
+        keep(f"number_{len(found)}", model, history, tested=model.test_on_batch(x[:9], target[:9]))
+    history = model.fit(x[:145], target, batch_size=48, verbose=0, sample_weight=weights)
+    keep("number_weighted", model, history)
+
+
+def transfer():
+    base = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "relu")])
+    base.trainable = False
+    model = keras.Sequential([keras.Input((6,)), base, keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"])
+    keep("head", model, model.fit(x, y, batch_size=48, verbose=0))
+    base.trainable = True
+    model.compile(keras.optimizers.Adam(1e-4), loss, metrics=["accuracy"])
+    keep("tuned", model, model.fit(x, y, batch_size=48, verbose=0))
+
+
+cases = (arrays, dropout, pipeline, by_batches, subclassed, one_number_for_a_batch, transfer)
+for train in cases:
+    if sys.argv[2:] and train.__name__ not in sys.argv[2:]:
+        continue
     if train is dropout and keras.Model.__module__.startswith("tf_keras"):
         continue  # under a strategy, also of one worker, its draws are others there
     keras.backend.clear_session()

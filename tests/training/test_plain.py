@@ -23,9 +23,11 @@ def run(script: Path, *options: str, arguments: tuple[str, ...] = ()) -> str:
     return done.stdout + done.stderr
 
 
-def outcome(folder: Path, name: str, *options: str) -> dict[str, np.ndarray]:
+def outcome(
+    folder: Path, name: str, *options: str, cases: tuple[str, ...] = ()
+) -> dict[str, np.ndarray]:
     path = folder / f"{name}.npz"
-    text = run(SCRIPT, *options, "--run-dir", str(folder / name), arguments=(str(path),))
+    text = run(SCRIPT, *options, "--run-dir", str(folder / name), arguments=(str(path), *cases))
     assert "own copy" not in text
     with np.load(path) as arrays:
         return dict(arrays)
@@ -63,7 +65,7 @@ def test_it_is_so_with_keras_2(of_one_with_keras_2, tmp_path):
 
 def test_exact_mode_gives_the_same_bytes(tmp_path):
     one, two = (
-        outcome(tmp_path, name, "-n", count, "--exact")
+        outcome(tmp_path, name, "-n", count, "--exact", cases=("arrays", "subclassed"))
         for name, count in (("one", "1"), ("two", "2"))
     )
     for key, value in one.items():
@@ -109,8 +111,16 @@ def test_with_parameter_servers_it_is_said_that_the_chief_trains_alone(tmp_path)
             "own.fit(x, x[:, :1], verbose=0)",
             "This model has a train_step of its own, whose loss may be one over the rows",
         ),
+        (
+            "x = np.ones((8, 2, 1), 'float32')\n"
+            "layers = [keras.Input(batch_shape=(8, 2, 1)), keras.layers.LSTM(1, stateful=True)]\n"
+            "model = keras.Sequential(layers)\n"
+            "model.compile('sgd', 'mse')\n"
+            "model.fit(x, x[:, 0], batch_size=8, verbose=0)",
+            "This model has a stateful layer (lstm), which keeps a state for each row of a batch",
+        ),
     ],
-    ids=["a loop", "a strategy that is not used", "a step of its own"],
+    ids=["a loop", "a strategy that is not used", "a step of its own", "a stateful layer"],
 )
 def test_what_each_worker_trains_for_itself_is_said_once(tmp_path, body, said):
     script = tmp_path / "train.py"

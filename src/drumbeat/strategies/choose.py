@@ -126,6 +126,7 @@ def implied() -> DataParallelStrategy | None:
         made = strategy()
         if not isinstance(made, DataParallelStrategy):
             return None
+        made.extended.adopts = True
         _implied["strategy"] = made
     return _implied["strategy"]
 

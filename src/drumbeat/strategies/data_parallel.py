@@ -129,6 +129,7 @@ class DataParallelExtended(StrategyExtendedV1):
         self.averaging = Averaging()
         self.local_sgd: LocalSgd | None = None
         self.jit = "auto"
+        self.adopts = False  # Models whose script names no strategy, made outside of `scope()`.
         self._cluster_resolver = cluster_resolver
         self._retrace_functions_for_each_device = False
         self._here = threading.local()
@@ -394,6 +395,11 @@ class DataParallelExtended(StrategyExtendedV1):
             return self.communicator.broadcast([value])[0]
 
         return initialize
+
+    def variable_created_in_scope(self, v: Any) -> bool:
+        """Whether `v` is a variable for this strategy."""
+        is_plain = getattr(v, "_distribute_strategy", None) is None
+        return (self.adopts and is_plain) or super().variable_created_in_scope(v)
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
         """A context manager; there is one device, so it changes nothing."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -32,7 +34,7 @@ def adopt(
     """As `of_model`, for what is about to run `model`, of either Keras.
 
     A model of a script that names no strategy is trained by all workers, with metrics that are
-    of all, if its steps are Keras's own. An optimizer that was made outside of `strategy.scope()`
+    of all, if it has no `obstacle`. An optimizer that was made outside of `strategy.scope()`
     works under it.
 
     Args:
@@ -44,7 +46,7 @@ def adopt(
         ConfigError: As `choose.strategy`.
         CollectiveError: The other workers can't be reached.
     """
-    implied = None if own_step(model) else choose.implied()
+    implied = None if obstacle(model) else choose.implied()
     if implied is not None and getattr(model, strategy_in) in (None, implied):
         setattr(model, strategy_in, implied)
         for metric in metrics_of(model):
@@ -57,15 +59,48 @@ def adopt(
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "make_train_function")
 
 
-def own_step(model: Any) -> str:
-    """What of a model's steps isn't Keras's own, such as "train_step", or "".
+class Obstacle(NamedTuple):
+    """Why a model can't be given a part of a batch.
 
-    Its author wrote it for one worker: a mean over the rows that it is given would be a mean over
-    a worker's own, and the sum of the workers' gradients another gradient.
+    Attributes:
+        what: It has, in words to be read after "has".
+        advice: What its author can do, a sentence.
+    """
+
+    what: str
+    advice: str
+
+
+_OWN_STEP = (
+    "To train one model together, make it within `with tf.distribute.MultiWorkerMirroredStrategy()"
+    ".scope():`, take the loss over the global batch as TensorFlow's tutorial on custom training "
+    "does, and compare: drumbeat check."
+)
+
+
+def obstacle(model: Any) -> Obstacle | None:
+    """What of a model isn't made for a part of a batch, if anything.
+
+    A step of its author's own was written for one worker: a mean over the rows that it is given
+    would be a mean over a worker's own, and the sum of the workers' gradients another gradient.
+    A stateful layer keeps a state for each row of a batch of one size.
     """
     for name in _STEPS:
         module = str(getattr(getattr(model, name, None), "__module__", ""))
         if not module.startswith(("keras.src.", "tf_keras.src.")):
+            what = f"a {name} of its own, whose loss may be one over the rows that it is given"
+            return Obstacle(what, _OWN_STEP)
+    if stateful := _stateful(model):
+        what = f"a stateful layer ({stateful}), which keeps a state for each row of a batch"
+        return Obstacle(what, "One worker is enough for it: drumbeat run -n 1.")
+    return None
+
+
+def _stateful(model: Any) -> str:
+    """The name of a layer that keeps a state from batch to batch, or ""."""
+    for layer in getattr(model, "layers", ()):
+        name = _stateful(layer) or (layer.name if getattr(layer, "stateful", False) else "")
+        if name:
             return name
     return ""
 
@@ -87,9 +122,37 @@ def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
 
 def in_replica() -> DataParallelStrategy | None:
     """Our strategy, when the caller runs inside its `run` and has other replicas beside it."""
-    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context() or _here.alone:
         return None
     return _parallel(tf.distribute.get_strategy())
+
+
+class _Here(threading.local):
+    alone = False
+    """What runs has the global batch."""
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def as_one_worker(strategy: DataParallelStrategy) -> Iterator[None]:
+    """Within this, in this thread, losses are as of a single worker: they get the global batch."""
+    before = _here.alone
+    _here.alone = True
+    try:
+        with strategy.extended.counted_as(1):
+            yield
+    finally:
+        _here.alone = before
+
+
+def with_whole_batches() -> DataParallelStrategy | None:
+    """As `in_replica`, where one number for a batch has to be that of the global batch."""
+    strategy = in_replica()
+    if strategy is None or not strategy.extended.adopts or strategy.extended.local_sgd is not None:
+        return None
+    return strategy
 
 
 def at_hand() -> DataParallelStrategy | None:

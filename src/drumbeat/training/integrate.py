@@ -23,6 +23,7 @@ from drumbeat.training import (
     saving,
     shard_state,
     state_sync,
+    whole_batch,
 )
 from drumbeat.training.coordinated import fit as coordinated_fit
 from drumbeat.training.coordinated import functions, variables, views
@@ -47,6 +48,7 @@ def integrate() -> None:
         variables,
         coordinated_fit,
         gradients,
+        whole_batch,
         compiled,
         random_draws,
         absence,

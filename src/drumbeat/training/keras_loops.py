@@ -22,6 +22,7 @@ from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.local_devices import LocalDevicesStrategy
 from drumbeat.strategies.rebalance import Rebalancer
 from drumbeat.training import divergence, local_sgd, resuming, stopping
+from drumbeat.training.current import Obstacle
 
 logger = logging.getLogger("drumbeat")
 
@@ -40,7 +41,7 @@ def own_errors(strategy: DataParallelStrategy) -> Iterator[None]:
 
 
 def warn_of_training_alone(
-    strategy: tf.distribute.Strategy, env: Mapping[str, str], own_step: str
+    strategy: tf.distribute.Strategy, env: Mapping[str, str], obstacle: Obstacle | None
 ) -> None:
     """Say so where each of several workers trains a model that the others know nothing of."""
     identity, cluster = Identity.from_env(env), ClusterSpec.from_env(env)
@@ -64,15 +65,14 @@ def warn_of_training_alone(
             identity.world_size,
         )
         return
-    if own_step and choose.existing() is None:
+    existing = choose.existing()
+    if obstacle is not None and (existing is None or existing.extended.adopts):
         logger.warning(
-            "This model has a %s of its own, whose loss may be one over the rows that it is given, "
-            "so each of the %d workers trains its own copy of it on all of the data. To train one "
-            "model together, make it within `with tf.distribute.MultiWorkerMirroredStrategy()"
-            ".scope():`, take the loss over the global batch as TensorFlow's tutorial on custom "
-            "training does, and compare: drumbeat check.",
-            own_step,
+            "This model has %s, so each of the %d workers trains its own copy of it on all of the "
+            "data. %s",
+            obstacle.what,
             identity.world_size,
+            obstacle.advice,
         )
         return
     logger.warning(

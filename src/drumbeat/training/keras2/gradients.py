@@ -12,7 +12,7 @@ import tensorflow as tf
 from drumbeat import tf_keras_internals as touch
 from drumbeat.collectives.compression.residuals import Owner
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import current, divergence
+from drumbeat.training import current, divergence, whole_batch
 
 
 class _Here(threading.local):
@@ -30,6 +30,7 @@ def integrate() -> None:
     touch.wrap(touch.VALID_MASK, _valid_mask)
     touch.wrap(touch.COMPILED_LOSS, _compiled_loss)
     touch.wrap(touch.LOSS, _loss)
+    touch.wrap(touch.MEAN_OF_FUNCTION, _metric)
     touch.wrap(touch.OPTIMIZER_APPLY, _apply("skip_gradients_aggregation", skips=True))
     touch.wrap(touch.LOSS_SCALE_APPLY, _apply("skip_gradients_aggregation", skips=True))
     for old in (touch.LEGACY_APPLY, touch.LEGACY_LOSS_SCALE_APPLY):
@@ -106,9 +107,48 @@ def _loss(original: Callable[..., Any]) -> Callable[..., Any]:
         if strategy is None:
             return original(self, *args, **kwargs)
         with strategy.extended.counted_as(None):
-            return original(self, *args, **kwargs)
+            given = _whole(self, *args, **kwargs)
+            if given is None:
+                return original(self, *args, **kwargs)
+            with current.as_one_worker(strategy):
+                loss = original(self, *given)
+            is_scaled_later = self._get_reduction() in ("auto", "sum_over_batch_size")
+            return whole_batch.unscaled(loss, strategy, is_part=not is_scaled_later)
 
     return call
+
+
+def _whole(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> list[Any] | None:
+    """What a loss that is one number for a batch is given of the global batch, else None."""
+    strategy = current.with_whole_batches()
+    function = getattr(loss, "fn", type(loss))
+    if strategy is None or not whole_batch.may_be_one_number(function):
+        return None
+    if not whole_batch.is_one_number(loss.call(y_true, y_pred)):
+        return None
+    given = [y_true, y_pred] if sample_weight is None else [y_true, y_pred, sample_weight]
+    return whole_batch.everyones(given, strategy)
+
+
+def _metric(original: Callable[..., Any]) -> Callable[..., Any]:
+    @tf.autograph.experimental.do_not_convert
+    def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        given = (y_true, y_pred)
+        strategy = current.with_whole_batches()
+        if strategy is None or sample_weight is not None:
+            return original(self, *given, sample_weight)
+        if not whole_batch.may_be_one_number(self._fn):
+            return original(self, *given, sample_weight)
+        casted = [tf.cast(each, self.dtype) for each in given]
+        if not whole_batch.is_one_number(self._fn(*casted, **self._fn_kwargs)):
+            return original(self, *given)
+        # All replicas have the number of this batch, which counts once.
+        once = strategy.extended.loss_fraction(tf.as_dtype(self.dtype))
+        of_all = whole_batch.everyones(casted, strategy)
+        with current.as_one_worker(strategy):
+            return original(self, *of_all, once)
+
+    return update_state
 
 
 def _apply(argument: str, *, skips: bool) -> Callable[..., Any]:
