@@ -97,6 +97,12 @@ MEAN_OF_FUNCTION = Touch(
     parameters=("y_true", "y_pred", "sample_weight"),
     why="a metric that is one number for a batch is that of the global batch",
 )
+ADDED_LOSS = Touch(
+    module=_TRAINER,
+    name="TensorFlowTrainer._aggregate_additional_loss",
+    parameters=("loss",),
+    why="what a layer adds to the loss may be a sum over the rows, not a mean",
+)
 OPTIMIZER_APPLY = Touch(
     module="keras.src.optimizers.base_optimizer",
     name="BaseOptimizer.apply",

@@ -127,6 +127,23 @@ def overlap(y_true, y_pred):
     return 1 - 2 * tf.reduce_sum(y_true * y_pred) / tf.reduce_sum(y_true + y_pred)
 
 
+class Adds(keras.layers.Layer):
+    """Adds to the loss: a sum over the rows, and three means."""
+
+    def call(self, inputs):
+        rows = tf.cast(tf.shape(inputs)[0], inputs.dtype)
+        self.add_loss(1e-3 * tf.reduce_sum(tf.square(inputs)) * 0.5)
+        self.add_loss(1e-2 * tf.reduce_sum(inputs * inputs) / rows)
+        self.add_loss(tf.reduce_sum(tf.abs(inputs) / rows))
+        self.add_loss(1e-2 * tf.reduce_mean(tf.square(inputs)))
+        return inputs
+
+
+def added_losses():
+    model = model_of(keras.layers.Dense(4, activity_regularizer="l2"), Adds(), optimizer="sgd")
+    keep("added", model, model.fit(x, y, batch_size=48, epochs=2, verbose=0))
+
+
 class Contrast(keras.losses.Loss):
     def call(self, y_true, y_pred):
         unlike = tf.matmul(y_pred, y_pred, transpose_b=True)
@@ -159,7 +176,16 @@ def transfer():
     keep("tuned", model, model.fit(x, y, batch_size=48, verbose=0))
 
 
-cases = (arrays, dropout, pipeline, by_batches, subclassed, one_number_for_a_batch, transfer)
+cases = (
+    arrays,
+    dropout,
+    pipeline,
+    by_batches,
+    subclassed,
+    one_number_for_a_batch,
+    added_losses,
+    transfer,
+)
 for train in cases:
     if sys.argv[2:] and train.__name__ not in sys.argv[2:]:
         continue

@@ -119,8 +119,22 @@ def test_with_parameter_servers_it_is_said_that_the_chief_trains_alone(tmp_path)
             "model.fit(x, x[:, 0], batch_size=8, verbose=0)",
             "This model has a stateful layer (lstm), which keeps a state for each row of a batch",
         ),
+        (
+            "x = np.arange(16.0).reshape(8, 2)\n"
+            "norm = keras.layers.BatchNormalization()\n"
+            "model = keras.Sequential([keras.Input((2,)), norm, keras.layers.Dense(1)])\n"
+            "model.compile('sgd', 'mse')\n"
+            "model.fit(x, x[:, :1], epochs=2, verbose=0)",
+            "moving_mean (and 1 more) is worked out from each worker's own rows",
+        ),
     ],
-    ids=["a loop", "a strategy that is not used", "a step of its own", "a stateful layer"],
+    ids=[
+        "a loop",
+        "a strategy that is not used",
+        "a step of its own",
+        "a stateful layer",
+        "moving statistics",
+    ],
 )
 def test_what_each_worker_trains_for_itself_is_said_once(tmp_path, body, said):
     script = tmp_path / "train.py"

@@ -56,6 +56,8 @@ def average_drifted(model: Any, strategy: DataParallelStrategy) -> None:
         [w for w in _weights(model, "non_trainable_weights") if tf.as_dtype(w.dtype).is_floating],
         communicator,
     )
+    if drifted and strategy.extended.adopts and strategy.is_chief:
+        _warn_of_drift(path_of(drifted[0]), len(drifted) - 1)
     units = strategy.extended.shares.units
     mine = units[communicator.rank]
     totals: list[Any] = communicator.all_reduce(
@@ -63,6 +65,24 @@ def average_drifted(model: Any, strategy: DataParallelStrategy) -> None:
     )
     for variable, total in zip(drifted, totals, strict=True):
         variable.assign(total / sum(units))
+
+
+_said_of_drift: list[str] = []
+
+
+def _warn_of_drift(path: str, more: int) -> None:
+    """Say, once, that a script that names no strategy trains another model than with one worker."""
+    if _said_of_drift:
+        return
+    _said_of_drift.append(path)
+    logger.warning(
+        "%s%s is worked out from each worker's own rows of a batch, so the model is not quite that "
+        "of one worker. All go on with the workers' mean. For the model of one worker: "
+        "BatchNormalization(synchronized=True), and in layers of your own no weights that follow "
+        "the rows of a batch.",
+        path,
+        f" (and {more} more)" if more else "",
+    )
 
 
 def mend(model: Any, communicator: Communicator, moment: str) -> None:

@@ -13,6 +13,7 @@ import keras
 from drumbeat.errors import ConfigError
 from drumbeat.training import (
     absence,
+    added_losses,
     callback_times,
     compiled,
     epochs,
@@ -48,6 +49,7 @@ def integrate() -> None:
         variables,
         coordinated_fit,
         gradients,
+        added_losses,
         whole_batch,
         compiled,
         random_draws,

@@ -12,7 +12,7 @@ import tensorflow as tf
 from drumbeat import tf_keras_internals as touch
 from drumbeat.collectives.compression.residuals import Owner
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import current, divergence, whole_batch
+from drumbeat.training import added_losses, current, divergence, whole_batch
 
 
 class _Here(threading.local):
@@ -83,6 +83,9 @@ def _compiled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = current.in_replica()
         if strategy is None:
             return original(self, *args, **kwargs)
+        added = kwargs.get("regularization_losses")
+        if added:
+            kwargs["regularization_losses"] = [added_losses.as_a_mean(loss) for loss in added]
         # A loss that is a sum is shown times the number of replicas, as if all had as many rows.
         with strategy.extended.counted_as(_Whole(strategy)):
             return original(self, *args, **kwargs)
