@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ import tensorflow as tf
 import tf_keras
 
 from drumbeat import tf_keras_internals as touch
+from drumbeat.cluster import Identity
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.tf_internals import drawn_ahead, freed, global_seed
 from drumbeat.training.random_draws import (
@@ -48,9 +50,12 @@ def integrate() -> None:
 def _generator(source: Any) -> Any | None:
     """The `tf.random.Generator` that a random generator of tf_keras's draws from under ours.
 
-    None where it draws otherwise, as initial values do.
+    None where it draws otherwise, as initial values do, and under a strategy of TensorFlow's.
     """
-    if not isinstance(tf.distribute.get_strategy(), DataParallelStrategy):
+    strategy = tf.distribute.get_strategy()
+    # A script that names no strategy has none with one worker, and before a training.
+    is_plain = not tf.distribute.has_strategy() and Identity.from_env(os.environ) is not None
+    if not is_plain and not isinstance(strategy, DataParallelStrategy):
         return None
     return touch.generator_of(source, _make)
 
