@@ -169,7 +169,7 @@ def test_a_lost_node_comes_back_and_the_result_is_right(submitted, tmp_path):
     following = client.logs(job_id, task=None, follow=True)
     wait_until(lambda: len(list(tmp_path.glob("epoch-*"))) == 2, client, job_id)
     assert client.status(job_id).state == "running"
-    agents = [each for each in marked(tmp_path) if "ray_leash" in " ".join(each.cmdline())]
+    agents = [each for each in marked(tmp_path) if "ray.leash" in " ".join(each.cmdline())]
     assert len(agents) == 2
     actors = [each for each in marked(tmp_path) if each.name().startswith("ray::Agent")]
     actors[-1].send_signal(signal.SIGKILL)
