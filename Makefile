@@ -28,7 +28,7 @@ define install
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow test-random test-old-scripts test-oldest test-jax bench chaos recovery guarantees old-scripts-doc strategy-table test-platforms platform-examples check format lock clean
+.PHONY: help setup demo test test-slow test-random test-modes test-old-scripts test-oldest test-jax bench chaos recovery guarantees old-scripts-doc strategy-table test-platforms platform-examples check format lock clean
 
 help: ## List the targets
 	@echo "make TARGET [PYTHON=python3.12] [N=workers of the demo] [ARGS='for pytest or the demo']"
@@ -54,6 +54,13 @@ test-random: $(STAMP) ## Draw trainings and failures at random, and compare (2 m
 	@$(BIN)/python -m pytest $(ARGS) \
 	  tests/training/test_drawn_cases.py::test_drawn_cases_are_the_same_on_several_workers \
 	  tests/test_chaos.py::test_what_is_killed_and_damaged_at_random_leaves_no_trace
+
+test-modes: $(STAMP) ## Train in ways that `make test` leaves out: plain scripts, XLA, devices, TensorFlow's collectives (6 min)
+	@$(BIN)/python -m pytest -m slow $(ARGS) tests/training/test_plain.py \
+	  tests/training/test_compiled.py tests/strategies/test_local_devices.py \
+	  tests/collectives/test_communicators.py \
+	  tests/training/test_exact.py::test_without_drumbeat_run_it_is_the_same \
+	  tests/training/coordinated/test_coordinated.py::test_one_worker_is_keras_alone_whatever_dies
 
 test-old-scripts: $(STAMP) ## Run scripts of TensorFlow 2.0 to 2.15 unmodified, on Keras 2, and ported (15 min)
 	@$(BIN)/python -m pytest tests/old_scripts tests/training/keras2 $(ARGS)

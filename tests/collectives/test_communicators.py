@@ -129,7 +129,7 @@ def finish(processes: list[subprocess.Popen[str]]) -> str:
     params=[
         pytest.param(("mpi", 2), id="mpi-2"),
         pytest.param(("mpi", 3), id="mpi-3", marks=pytest.mark.slow),
-        pytest.param(("tensorflow", 2), id="tensorflow-2"),
+        pytest.param(("tensorflow", 2), id="tensorflow-2", marks=pytest.mark.slow),
         pytest.param(("tensorflow", 3), id="tensorflow-3", marks=pytest.mark.slow),
     ],
 )

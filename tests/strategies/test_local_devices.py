@@ -35,6 +35,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> str:
     return re.sub(r"^\[worker 0\] ?", "", done.stdout + done.stderr, flags=re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", check_names())
 def test_several_devices_in_one_process(said: str, name: str) -> None:
     assert f"{name}: ok" in said.splitlines(), said[said.find(f"{name}:") :][:4000]

@@ -52,6 +52,7 @@ def assert_same_but_for_rounding(workers: list[dict[str, Any]]) -> None:
     assert workers[1]["on"]["state"] == on["state"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dense", "words"])
 def test_compiled_steps_compute_the_same(many: list[dict[str, Any]], name: str) -> None:
     assert_same_but_for_rounding([worker[name] for worker in many])

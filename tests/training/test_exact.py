@@ -115,6 +115,7 @@ print("weights", model.get_weights()[0].tobytes().hex())
 """
 
 
+@pytest.mark.slow
 def test_without_drumbeat_run_it_is_the_same(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(DIFFERENT)

@@ -50,19 +50,28 @@ def assert_same(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> 
         np.testing.assert_allclose(got[key], value, rtol=1e-4, atol=1e-5, err_msg=key)
 
 
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     "options",
-    [("-n", "2"), ("--devices-per-worker", "2"), pytest.param(("-n", "3"), marks=pytest.mark.slow)],
+    [
+        ("-n", "2"),
+        pytest.param(("-n", "3"), marks=SLOW),
+        pytest.param(("--devices-per-worker", "2"), marks=SLOW),
+    ],
     ids=" ".join,
 )
 def test_the_model_is_that_of_one_worker(of_one, tmp_path, options):
     assert_same(outcome(tmp_path, "several", *options), of_one)
 
 
+@SLOW
 def test_it_is_so_with_keras_2(of_one_with_keras_2, tmp_path):
     assert_same(outcome(tmp_path, "two", "-n", "2", "--keras", "2"), of_one_with_keras_2)
 
 
+@SLOW
 def test_exact_mode_gives_the_same_bytes(tmp_path):
     one, two = (
         outcome(tmp_path, name, "-n", count, "--exact", cases=("arrays", "subclassed"))
@@ -88,12 +97,14 @@ for _ in range(3):
 """
 
 
+@SLOW
 def test_with_parameter_servers_it_is_said_that_the_chief_trains_alone(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(MODEL + "model.fit(x, x[:, :1], verbose=0)")
     assert run(script, "--ps", "1").count("so the chief trains it alone") == 1
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -36,6 +36,7 @@ def check_as_alone(found: dict[str, Any]) -> None:
     assert all(each == tasks[0] for each in tasks), "slots are beside the parts that they are of"
 
 
+@pytest.mark.slow
 def test_one_worker_is_keras_alone_whatever_dies(tmp_path: Path) -> None:
     """A ps, and with it the variables: Keras alone has made 14 steps, the served model 10."""
     options = ["--snapshot-every", "5", "--inject", "kill:rank=2,step=24"]
