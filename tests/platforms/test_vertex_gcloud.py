@@ -109,7 +109,7 @@ def test_what_gcloud_sends_is_the_job(service, tmp_path):
     assert body["labels"] == {"team": "a"}
     spec = registry.read_manifest(tmp_path / vertex.FILE).documents[0].value
     pools = body["jobSpec"]["workerPoolSpecs"]
-    assert [int(pool["replicaCount"]) for pool in pools] == [1, 2, 1]
+    assert [int(pool["replicaCount"]) for pool in pools] == [1, 3, 1]
     for sent, written in zip(pools, spec["workerPoolSpecs"], strict=True):
         assert sent["containerSpec"] == written["containerSpec"]
         assert sent["machineSpec"] == written["machineSpec"]
@@ -132,7 +132,9 @@ def test_what_gcloud_sends_of_a_converted_job_is_whole(service, tmp_path):
 
 def test_gcloud_refuses_a_pool_that_is_left_out_so_curl_sends_it(service, tmp_path):
     port, asked = service
-    rendered = vertex.render(Job.model_validate({**JOB, "workers": 1}))
+    config = CONFIG.replace("workerType", "parameterServerType")
+    (tmp_path / "config.yaml").write_text(config.replace("workerCount", "parameterServerCount"))
+    rendered = ai_platform.convert(registry.read_manifest(tmp_path / "config.yaml"))
     command = f"# gcloud ai custom-jobs create --region=r --display-name=d --config={vertex.FILE}\n"
     done = gcloud(command + rendered.main, tmp_path, port)
     assert done.returncode, "gcloud takes it now: no second file is needed any more"
@@ -144,4 +146,4 @@ def test_gcloud_refuses_a_pool_that_is_left_out_so_curl_sends_it(service, tmp_pa
     ((path, body),) = asked
     assert path == "/v1/projects/PROJECT/locations/us-central1/customJobs"
     assert body["jobSpec"]["workerPoolSpecs"][1] == {}
-    assert body["displayName"] == "digits"
+    assert body["displayName"] == "old_1"
