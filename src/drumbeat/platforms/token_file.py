@@ -9,7 +9,8 @@ from __future__ import annotations
 import secrets
 
 from drumbeat.errors import ConfigError
-from drumbeat.platforms.command import EXTRAS
+from drumbeat.platforms import command
+from drumbeat.platforms.command import EXTRAS, TOKEN_FILE
 from drumbeat.platforms.deadline import within
 from drumbeat.platforms.jobfile.model import Job
 
@@ -25,6 +26,12 @@ def is_needed(job: Job) -> bool:
 def url(output: str) -> str:
     """Where it lies."""
     return f"{output.rstrip('/')}/{NAME}"
+
+
+def environment(job: Job, place: str | None) -> dict[str, str]:
+    """The job's variables, with where the secret lies; None where it has none."""
+    told = {} if place is None else {TOKEN_FILE: place}
+    return command.environment(job) | told
 
 
 def put(place: str) -> None:

@@ -70,7 +70,7 @@ def request_of(job: Job) -> dict[str, Any]:
             "VolumeSizeInGB": -(-section.volume // 1024**3),
         },
         "StoppingCondition": _limits(job),
-        "Environment": _variables(job),
+        "Environment": token_file.environment(job, token_place(job)),
     }
     if section.spot:
         request["EnableManagedSpotTraining"] = True
@@ -153,13 +153,6 @@ def _limits(job: Job) -> dict[str, int]:
     if job.sagemaker.spot:
         limits["MaxWaitTimeInSeconds"] = min(longest + DAY_S, max(longest, LONGEST_S))
     return limits
-
-
-def _variables(job: Job) -> dict[str, str]:
-    found = command.environment(job)
-    if (place := token_place(job)) is not None:
-        found[command.TOKEN_FILE] = place
-    return found
 
 
 def rehearse(manifest: Manifest, places: Places) -> Rehearsal:

@@ -240,7 +240,7 @@ def _pool(job: Job, count: int) -> dict[str, Any]:
         "command": command.drumbeat_run(job, ps=0),
         "env": [
             {"name": name, "value": command.in_pod(value)}
-            for name, value in _variables(job).items()
+            for name, value in token_file.environment(job, token_place(job)).items()
         ],
     }
     return pool
@@ -272,13 +272,6 @@ def _accelerator(job: Job) -> str:
 def _nfs(source: str, path: str) -> dict[str, str]:
     server, _, export = source.partition(":")
     return {"server": server, "path": export, "mountPoint": path[len(NFS) :].rstrip("/")}
-
-
-def _variables(job: Job) -> dict[str, str]:
-    found = command.environment(job)
-    if (place := token_place(job)) is not None:
-        found[command.TOKEN_FILE] = place
-    return found
 
 
 def rehearse(manifest: Manifest, places: Places) -> Rehearsal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from drumbeat.errors import ConfigError
 from drumbeat.platforms.platform import Manifest
 
 
@@ -18,6 +19,18 @@ def objects(manifest: Manifest, kind: str) -> list[Mapping[str, Any]]:
         for item in sequence(each.get("items"))
     ]
     return [each for each in (*found, *inner) if each.get("kind") == kind]
+
+
+def only_object(manifest: Manifest, kind: str) -> Mapping[str, Any]:
+    """The manifest's object of a kind.
+
+    Raises:
+        ConfigError: There is none, or there are several.
+    """
+    found = objects(manifest, kind)
+    if len(found) != 1:
+        raise ConfigError(f"{manifest.path.name} has {len(found)} {kind}s; expected one.")
+    return found[0]
 
 
 def mapping(value: object) -> Mapping[str, Any]:

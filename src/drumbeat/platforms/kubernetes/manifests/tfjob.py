@@ -18,6 +18,7 @@ from drumbeat.platforms.kubernetes.manifests.reading import (
     inside,
     mapping,
     objects,
+    only_object,
     sequence,
     text,
     texts,
@@ -67,10 +68,7 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
     Raises:
         ConfigError: There are several TFJobs, or what a pod runs isn't known here.
     """
-    found = objects(manifest, KIND)
-    if len(found) != 1:
-        raise ConfigError(f"{manifest.path.name} has {len(found)} TFJobs; expected one.")
-    pods = pods_of(found[0])
+    pods = pods_of(only_object(manifest, KIND))
     notes = [_ALONE] if len(pods) == 1 else []
     return rehearsal("tfjob", pods, places, notes)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from drumbeat.cluster.wording import listed, shown
-from drumbeat.errors import ConfigError
 from drumbeat.platforms.kubernetes.manifests import checking, jobs
 from drumbeat.platforms.kubernetes.manifests.names import no_mappings, unknown_keys
 from drumbeat.platforms.kubernetes.manifests.pod import Pod
@@ -17,6 +16,7 @@ from drumbeat.platforms.kubernetes.manifests.reading import (
     inside,
     mapping,
     objects,
+    only_object,
     sequence,
     text,
     whole,
@@ -71,12 +71,10 @@ def rehearse(manifest: Manifest, places: Places) -> Rehearsal:
     Raises:
         ConfigError: There are several TrainJobs, or what a pod runs isn't known here.
     """
-    found = objects(manifest, KIND)
-    if len(found) != 1:
-        raise ConfigError(f"{manifest.path.name} has {len(found)} TrainJobs; expected one.")
-    runtime = _runtime(manifest, found[0])
-    notes = [*_notes(found[0], runtime)]
-    return rehearsal("trainjob", pods_of(found[0], runtime), places, notes)
+    found = only_object(manifest, KIND)
+    runtime = _runtime(manifest, found)
+    notes = [*_notes(found, runtime)]
+    return rehearsal("trainjob", pods_of(found, runtime), places, notes)
 
 
 def pods_of(job: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> list[Pod]:
