@@ -121,7 +121,7 @@ def implied() -> DataParallelStrategy | None:
     if "strategy" not in _implied:
         if existing() is not None or _others or tf.distribute.has_strategy():
             return None
-        if not _is_asked_for():
+        if not is_asked_for():
             return None
         made = strategy()
         if not isinstance(made, DataParallelStrategy):
@@ -132,7 +132,7 @@ def implied() -> DataParallelStrategy | None:
 
 
 @functools.cache
-def _is_asked_for() -> bool:
+def is_asked_for() -> bool:
     """Whether this process was started to train in step with others, or as with others."""
     identity, cluster = Identity.from_env(os.environ), ClusterSpec.from_env(os.environ)
     if identity is None:

@@ -24,8 +24,18 @@ def of_model(model: Any) -> DataParallelStrategy | None:
     return _parallel(getattr(model, "distribute_strategy", None))
 
 
-METRIC_STRATEGY = "_drumbeat_strategy"
-"""The attribute of a metric that was made under our strategy."""
+_METRIC_STRATEGY = "_drumbeat_strategy"
+
+
+def of_metric(metric: Any) -> DataParallelStrategy | None:
+    """The strategy whose replicas each count a part of what `metric` measures."""
+    return metric.__dict__.get(_METRIC_STRATEGY)
+
+
+def count_under(metric: Any, strategy: DataParallelStrategy) -> None:
+    """Have the replicas of `strategy` each count a part of what `metric` measures."""
+    # Not by setattr, in which Keras looks for layers and variables to track.
+    metric.__dict__[_METRIC_STRATEGY] = strategy
 
 
 def adopt(
@@ -46,12 +56,15 @@ def adopt(
         ConfigError: As `choose.strategy`.
         CollectiveError: The other workers can't be reached.
     """
-    implied = None if obstacle(model) else choose.implied()
-    if implied is not None and getattr(model, strategy_in) in (None, implied):
-        setattr(model, strategy_in, implied)
+    strategy = getattr(model, strategy_in)
+    # Layers are looked through only where it matters: this runs for each batch of a loop.
+    if strategy is None and choose.is_asked_for() and obstacle(model) is None:
+        strategy = choose.implied()
+        if strategy is not None:
+            setattr(model, strategy_in, strategy)
+    if isinstance(strategy, DataParallelStrategy) and strategy.extended.adopts:
         for metric in metrics_of(model):
-            # Not by setattr, in which Keras looks for layers and variables to track.
-            metric.__dict__[METRIC_STRATEGY] = implied
+            count_under(metric, strategy)
     adopt_optimizer(getattr(model, "optimizer", None), model.distribute_strategy)
     return of_model(model)
 

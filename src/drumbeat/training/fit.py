@@ -101,10 +101,10 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = signature.bind(self, *args, **kwargs).arguments
         goes_on = passes.callbacks(arguments)
         if strategy is None:
-            warn_of_training_alone(self.distribute_strategy, os.environ, current.obstacle(self))
+            warn_of_training_alone(self, os.environ)
             return run(original, self, None, arguments, [*goes_on, *evaluating.callbacks()])
         if isinstance(strategy, LocalDevicesStrategy):
-            warn_of_training_alone(strategy, os.environ, None)
+            warn_of_training_alone(self, os.environ)
         _prepare(self, strategy)
         given: Any = arguments.get("callbacks")
         watcher = stopping.watcher(given, self, strategy.communicator)

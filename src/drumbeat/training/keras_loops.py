@@ -21,8 +21,7 @@ from drumbeat.strategies import choose
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.local_devices import LocalDevicesStrategy
 from drumbeat.strategies.rebalance import Rebalancer
-from drumbeat.training import divergence, local_sgd, resuming, stopping
-from drumbeat.training.current import Obstacle
+from drumbeat.training import current, divergence, local_sgd, resuming, stopping
 
 logger = logging.getLogger("drumbeat")
 
@@ -40,9 +39,7 @@ def own_errors(strategy: DataParallelStrategy) -> Iterator[None]:
         raise own from error
 
 
-def warn_of_training_alone(
-    strategy: tf.distribute.Strategy, env: Mapping[str, str], obstacle: Obstacle | None
-) -> None:
+def warn_of_training_alone(model: Any, env: Mapping[str, str]) -> None:
     """Say so where each of several workers trains a model that the others know nothing of."""
     identity, cluster = Identity.from_env(env), ClusterSpec.from_env(env)
     if identity is None or identity.rank != 0:
@@ -56,6 +53,7 @@ def warn_of_training_alone(
         return
     if identity.world_size == 1:
         return
+    strategy = model.distribute_strategy
     if isinstance(strategy, LocalDevicesStrategy):
         logger.warning(
             "%s trains on the devices of one process, so each of the %d workers trains its own "
@@ -66,6 +64,7 @@ def warn_of_training_alone(
         )
         return
     existing = choose.existing()
+    obstacle = current.obstacle(model)
     if obstacle is not None and (existing is None or existing.extended.adopts):
         logger.warning(
             "This model has %s, so each of the %d workers trains its own copy of it on all of the "

@@ -87,8 +87,7 @@ def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
         _replace_methods(type(self), {"result": _result, "reset_state": _reset_state})
         strategy = current.at_hand()
         if strategy is not None:
-            # Not by setattr, in which Keras looks for layers and variables to track.
-            self.__dict__[current.METRIC_STRATEGY] = strategy
+            current.count_under(self, strategy)
 
     return init
 
@@ -119,7 +118,7 @@ def _result(original: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def result(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = self.__dict__.get(current.METRIC_STRATEGY)
+        strategy = current.of_metric(self)
         if strategy is None or _combined.depth or current.in_replica() is not None:
             return original(self, *args, **kwargs)
         with combined([self], strategy, f"result of metric {self.name}"):

@@ -53,7 +53,7 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         _refuse_what_cant_be(self.distribute_strategy)
         arguments = signature.bind(self, *args, **kwargs).arguments
         if strategy is None:
-            warn_of_training_alone(self.distribute_strategy, os.environ, current.obstacle(self))
+            warn_of_training_alone(self, os.environ)
             return resuming.run(original, self, None, arguments, [])
         _prepare(self, strategy)
         given: Any = arguments.get("callbacks")

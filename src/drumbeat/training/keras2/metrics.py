@@ -74,7 +74,7 @@ def _results(original: Callable[..., Any]) -> Callable[..., Any]:
         result_of = original(result_fn)
 
         def result(metric: Any, *args: Any) -> Any:
-            strategy = metric.__dict__.get(current.METRIC_STRATEGY)
+            strategy = current.of_metric(metric)
             if strategy is None or state_sync.is_combined() or current.in_replica() is not None:
                 return result_of(metric, *args)
             with state_sync.combined([metric], strategy, f"result of metric {metric.name}"):
@@ -91,8 +91,7 @@ def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
         state_sync.remember_resets(type(self))
         strategy = current.at_hand()
         if strategy is not None:
-            # Not by setattr, in which Keras looks for layers and variables to track.
-            self.__dict__[current.METRIC_STRATEGY] = strategy
+            current.count_under(self, strategy)
 
     return init
 
