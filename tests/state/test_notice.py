@@ -10,7 +10,7 @@ import time
 import pytest
 
 PROGRAM = """
-import ctypes, hashlib, multiprocessing, os, signal, sys, threading, time
+import ctypes, multiprocessing, os, signal, sys, threading, time
 from drumbeat.state.notice import Notice
 from drumbeat.state.progress import ProgressPage, Request
 
@@ -32,7 +32,11 @@ if how == "child":
     sys.exit(3)
 print("ready", flush=True)
 if how == "late":
-    hashlib.pbkdf2_hmac("sha256", b"", b"", 5_000_000)  # seconds without a line of Python
+    # 1.5 s without a line of Python; unlike a sleep, a lock goes on after a signal.
+    lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+    libc.pthread_mutex_lock(lock)
+    threading.Timer(1.5, libc.pthread_mutex_unlock, [lock]).start()
+    libc.pthread_mutex_lock(lock)
     how = "training"
 if how in ("blocked", "die"):
     # A collective that waits: no Python runs in the main thread.
