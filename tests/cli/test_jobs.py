@@ -225,6 +225,17 @@ def test_from_submit_to_stop(cli, client, tmp_path):
         ("stop", "digits-17"),
         ("stop", "other"),
     ]
+
+
+@pytest.mark.parametrize(("state", "code"), [("failed", 1), ("succeeded", 0), ("stopped", 0)])
+def test_who_follows_a_job_learns_whether_it_failed(cli, client, tmp_path, state, code):
+    (tmp_path / "drumbeat.yaml").write_text(JOB)
+    client.state = state
+    found = cli("logs", "fake", "digits-17", "--follow")
+    assert found.exit_code == code
+    assert found.stdout == "[worker-0] epoch 1\n"
+    assert found.stderr == ("drumbeat: digits-17: failed (Pod)\n" if code else "")
+    assert cli("logs", "fake", "digits-17").exit_code == 0
     with pytest.raises(ConfigError, match="Nothing can be submitted to old"):
         cli("submit", "old")
 

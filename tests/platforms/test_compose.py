@@ -644,7 +644,7 @@ def test_logs_of_all_or_one(fake):
     lines = list(client.logs("digits", task=None, follow=True))
     assert sorted(lines) == ["a: one", "a: two", "b: one", "b: two"]
     assert list(client.logs("digits", task="b", follow=False)) == ["b: one", "b: two"]
-    with pytest.raises(ConfigError, match="digits has no c; expected one of a, b"):
+    with pytest.raises(ConfigError, match="digits has no task 'c'; expected one of a, b"):
         next(client.logs("digits", task="c", follow=False))
 
 

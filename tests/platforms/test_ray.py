@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shlex
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -23,6 +25,7 @@ from drumbeat.platforms import registry
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.platform import Manifest
+from drumbeat.platforms.ray import client as ray_client
 from drumbeat.platforms.ray import driver as ray_driver
 from drumbeat.platforms.ray import options as ray_options
 from drumbeat.platforms.ray import render as platform
@@ -486,7 +489,7 @@ def test_logs(client):
         assert list(client.logs(job_id, task="node-1", follow=follow)) == ["node-1: b"]
     with pytest.raises(ConfigError, match="expected one such as node-0"):
         next(client.logs(job_id, task="worker", follow=False))
-    with pytest.raises(ConfigError, match="has no task node-7; expected one of node-0, node-1"):
+    with pytest.raises(ConfigError, match="has no task 'node-7'; expected one of node-0, node-1"):
         next(client.logs(job_id, task="node-7", follow=False))
 
 
@@ -591,6 +594,41 @@ def test_the_end_of_the_output_may_be_an_error(client, monkeypatch, error):
     lines = client.logs(client.submit(job(), platform.render(job())), task=None, follow=True)
     assert next(lines) == "node-0: a"
     with pytest.raises(DrumbeatError, match="ended the output: (500, invalid|HandshakeError)$"):
+        next(lines)
+
+
+@pytest.fixture
+def silent(client, monkeypatch):
+    """The output of a job, whose server says nothing behind its first line."""
+
+    async def tail(self, job_id):
+        yield "node-0: a\n"
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(Server, "tail_job_logs", tail)
+    monkeypatch.setattr(ray_client, "_SILENCE_S", 0.05)
+    job_id = client.submit(job(), platform.render(job()))
+    lines = client.logs(job_id, task=None, follow=True)
+    assert next(lines) == "node-0: a"
+    return lines, job_id
+
+
+def test_following_ends_with_a_job_whose_server_says_nothing_of_it(silent):
+    lines, job_id = silent
+    threading.Timer(0.3, JOBS[job_id].update, [{"status": "SUCCEEDED"}]).start()
+    began_s = time.monotonic()
+    assert list(lines) == []
+    assert time.monotonic() - began_s >= 0.3
+
+
+def test_following_ends_where_the_server_is_gone(silent, monkeypatch):
+    lines, _ = silent
+
+    def gone(self, job_id):
+        raise ConnectionError("Connection refused")
+
+    monkeypatch.setattr(Server, "get_job_status", gone)
+    with pytest.raises(ConfigError, match=f"No job server of Ray answers at {ADDRESS}"):
         next(lines)
 
 

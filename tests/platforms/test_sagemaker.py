@@ -345,6 +345,8 @@ def test_logs_have_their_host(aws):
         logs.put_log_events(**stream, logEvents=events)
     lines = list(client.logs(name, task="algo-1", follow=True))
     assert lines == ["algo-1: epoch 0", "algo-1: epoch 1"]
+    with pytest.raises(ConfigError, match="has no task 'algo-2'; expected one of algo-1"):
+        client.logs(name, task="algo-2", follow=True)
     assert len(list(client.logs(name, task=None, follow=False))) == 4
 
 
@@ -377,6 +379,19 @@ def test_states(monkeypatch, word, second, expected):
     found = SageMakerClient().status("x")
     assert found.state == expected
     assert found.detail == f"{second or word}: out of memory"
+
+
+@pytest.mark.parametrize(
+    ("resources", "hosts"),
+    [
+        ({"InstanceCount": 2}, ["algo-1", "algo-2"]),
+        ({"InstanceGroups": [{"InstanceCount": 1}, {"InstanceCount": 2}]},
+         ["algo-1", "algo-2", "algo-3"]),
+        ({}, []),
+    ],
+)  # fmt: skip
+def test_hosts_of_a_job(resources, hosts):
+    assert sagemaker_client._hosts({"ResourceConfig": resources}) == hosts
 
 
 def test_a_page_of_a_proxy_is_no_answer(monkeypatch):

@@ -268,7 +268,7 @@ class TestLogs:
         monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
         return lambda: (tmp_path / "words").read_text().splitlines()
 
-    def test_past_lines_have_their_replica(self, tmp_path, monkeypatch):
+    def test_past_lines_have_their_replica(self, service, written, tmp_path, monkeypatch):
         entries = [
             {"textPayload": "Job is preparing."},
             {
@@ -278,8 +278,9 @@ class TestLogs:
         ]
         (tmp_path / "entries").write_text(json.dumps(entries))
         words = self.gcloud(tmp_path, monkeypatch, f"cat {tmp_path}/entries")
-        client = VertexClient.of(job(tmp_path), {})
-        lines = list(client.logs("7", task="workerpool1-0", follow=False))
+        client, asked = VertexClient.of(job(tmp_path), {}), job(tmp_path)
+        job_id = client.submit(asked, vertex.render(asked))
+        lines = list(client.logs(job_id, task="workerpool1-0", follow=False))
         assert lines == [
             "service: Job is preparing.",
             "workerpool1-0: Epoch 1",
@@ -288,9 +289,11 @@ class TestLogs:
         assert words()[:3] == [
             "logging",
             "read",
-            'resource.type="ml_job" resource.labels.job_id="7" '
+            'resource.type="ml_job" resource.labels.job_id="1" '
             'resource.labels.task_name="workerpool1-0"',
         ]
+        with pytest.raises(ConfigError, match="no task 'worker-1'; expected one of workerpool0-0"):
+            client.logs(job_id, task="worker-1", follow=False)
 
     @pytest.mark.parametrize("said", ["<html>", "5", "[5]", "[{}, null]", '[{"resource": []}]'])
     def test_answers_that_are_none(self, tmp_path, monkeypatch, said):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from drumbeat.platforms.jobfile import Job
-    from drumbeat.platforms.platform import Client, Manifest, Platform, Rendered
+    from drumbeat.platforms.platform import Client, Manifest, Platform, Rendered, Status
 
 # What `drumbeat run` does not need is imported in the functions: it starts sooner.
 
@@ -135,7 +135,7 @@ def status(platform: PlatformName, job: JobId = None, file: File = None) -> None
     """Show how a submitted job is. The exit code is 1 where it has failed."""
     client, job_id = _submitted(platform, job, file)
     found = client.status(job_id)
-    print(f"{found.job_id}: {found.state}" + (f" ({found.detail})" if found.detail else ""))
+    print(_told(found))
     for task, state in found.tasks.items():
         print(f"  {task}: {state}")
     raise typer.Exit(int(found.state == "failed"))
@@ -153,11 +153,17 @@ def logs(
     ] = False,
     file: File = None,
 ) -> None:
-    """Show what a submitted job has printed."""
+    """Show what a submitted job has printed.
+
+    With --follow the exit code is 1 where it has failed.
+    """
     client, job_id = _submitted(platform, job, file)
     with exit_by_raising():
         for line in client.logs(job_id, task=task, follow=follow):
             print(line, flush=True)
+        if follow and (found := client.status(job_id)).state == "failed":
+            _say([_told(found)])
+            raise typer.Exit(1)
 
 
 def stop(platform: PlatformName, job: JobId = None, file: File = None) -> None:
@@ -178,6 +184,10 @@ def _job(file: str | None, changes: list[str]) -> Job:
     from drumbeat.platforms.jobfile import read
 
     return read.read(read.find(file, Path.cwd()), changes)
+
+
+def _told(found: Status) -> str:
+    return f"{found.job_id}: {found.state}" + (f" ({found.detail})" if found.detail else "")
 
 
 def _folder(file: str | None) -> Path:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.jobfile.documents import Document
 from drumbeat.platforms.jobfile.model import Job
@@ -111,6 +112,18 @@ class Status:
     state: str
     detail: str = ""
     tasks: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_task(job_id: str, task: str, tasks: Collection[str]) -> None:
+    """Refuses a task that the job has not.
+
+    Raises:
+        ConfigError: It is none of `tasks`.
+    """
+    if task not in tasks:
+        raise ConfigError(
+            f"{job_id} has no task {shown(task)}; expected one of {listed(tasks) or 'none'}."
+        )
 
 
 class Client(Protocol):

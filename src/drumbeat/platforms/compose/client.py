@@ -22,7 +22,7 @@ from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms import command
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.merged import Merged
-from drumbeat.platforms.platform import Rendered, Status
+from drumbeat.platforms.platform import Rendered, Status, check_task
 
 PROJECT, SERVICE = "com.docker.compose.project", "com.docker.compose.service"
 _REQUIRED = re.compile(r"\$\{(\w+):\?([^}]*)\}")
@@ -95,8 +95,8 @@ class ComposeClient:
         """See `Client.logs`."""
         containers = self._found(job_id)
         names = [_service(each) for each in containers]
-        if task is not None and task not in names:
-            raise ConfigError(f"{job_id} has no {task}; expected one of {', '.join(names)}.")
+        if task is not None:
+            check_task(job_id, task, names)
         chosen = [each for each in containers if task in (None, _service(each))]
         merged = Merged()
         for each in chosen:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drumbeat.cluster.wording import listed, shown
 from drumbeat.errors import ConfigError
 from drumbeat.platforms.command import shell
 from drumbeat.platforms.jobfile.documents import parse_yaml
@@ -21,7 +20,7 @@ from drumbeat.platforms.kubernetes import pods
 from drumbeat.platforms.kubernetes.api import Refused, Server
 from drumbeat.platforms.kubernetes.logs import Reader
 from drumbeat.platforms.kubernetes.status import SELECTORS, Task, newest, state_of
-from drumbeat.platforms.platform import Rendered, Status
+from drumbeat.platforms.platform import Rendered, Status, check_task
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OWN_LABELS = {MANAGED_BY: "drumbeat"}
@@ -131,10 +130,8 @@ class KubernetesClient:
             item, tasks = self._get(space, name), self._tasks(space, name)
             state, detail = self._state(item, tasks)
             is_final = state in _FINAL
-            if task is not None and task not in tasks and (is_final or not follow or tasks):
-                raise ConfigError(
-                    f"{name} has no task {shown(task)}; expected one of {listed(tasks) or 'none'}."
-                )
+            if task is not None and (is_final or not follow or tasks):
+                check_task(name, task, tasks)
             if not tasks and not follow:
                 raise ConfigError(f"{name} has no pods: it is {state} ({detail or 'no reason'}).")
             for key, each in tasks.items():

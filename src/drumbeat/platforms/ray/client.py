@@ -16,13 +16,15 @@ from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms.deadline import within
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.jobfile.model import Job
-from drumbeat.platforms.platform import Rendered, Status
+from drumbeat.platforms.platform import Rendered, Status, check_task
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 _CALL_TIMEOUT_S = 60.0
 _UPLOAD_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 60.0
 _POLL_S = 0.5
+_SILENCE_S = 30.0
+"""Without output, after which the server is asked whether the job goes on."""
 _STATES = {
     "PENDING": "pending",
     "RUNNING": "running",
@@ -88,8 +90,8 @@ class RayClient:
         client = self._client()
         text = self._call(lambda: client.get_job_logs(job_id), "Reading the job's output")
         named = sorted(set(re.findall(r"^(node-\d+): ", str(text), re.MULTILINE)))
-        if task is not None and not follow and named and task not in named:
-            raise ConfigError(f"{job_id} has no task {task}; expected one of {', '.join(named)}.")
+        if task is not None and not follow and named:
+            check_task(job_id, task, named)
         lines = self._followed(client, job_id) if follow else iter(str(text).splitlines())
         for line in lines:
             if task is None or line.startswith(f"{task}: "):
@@ -101,8 +103,7 @@ class RayClient:
         self._call(lambda: client.stop_job(job_id), "Stopping the job")
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         while True:
-            status = self._call(lambda: client.get_job_status(job_id), "Asking for the job")
-            if str(getattr(status, "value", status)) in _ENDED:
+            if self._is_over(client, job_id):
                 return
             if time.monotonic() > deadline:
                 raise DrumbeatError(f"{job_id} has not ended within {_STOP_TIMEOUT_S:g} s.")
@@ -111,11 +112,14 @@ class RayClient:
     def _followed(self, client: Any, job_id: str) -> Iterator[str]:
         loop = asyncio.new_event_loop()
         chunks = client.tail_job_logs(job_id)
-        rest = ""
+        rest, coming = "", None
         try:
             while True:
+                coming = asyncio.ensure_future(chunks.__anext__(), loop=loop)
+                if not self._comes(loop, coming, client, job_id):
+                    break
                 try:
-                    rest += loop.run_until_complete(chunks.__anext__())
+                    rest += coming.result()
                 except StopAsyncIteration:
                     break
                 except Exception as error:  # of several libraries
@@ -126,8 +130,28 @@ class RayClient:
             if rest:
                 yield rest
         finally:
+            if coming is not None:
+                coming.cancel()
+                loop.run_until_complete(asyncio.wait({coming}))
             loop.run_until_complete(chunks.aclose())
             loop.close()
+
+    def _comes(self, loop: Any, coming: Any, client: Any, job_id: str) -> bool:
+        """Waits for more output, as long as the server says that the job goes on.
+
+        Raises:
+            DrumbeatError: The server does not answer any more.
+        """
+        is_over = False
+        while True:
+            loop.run_until_complete(asyncio.wait({coming}, timeout=_SILENCE_S))
+            if coming.done() or is_over:
+                return coming.done()
+            is_over = self._is_over(client, job_id)
+
+    def _is_over(self, client: Any, job_id: str) -> bool:
+        status = self._call(lambda: client.get_job_status(job_id), "Asking for the job")
+        return str(getattr(status, "value", status)) in _ENDED
 
     def _client(self) -> Any:
         address = self.address

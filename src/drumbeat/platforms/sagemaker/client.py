@@ -15,7 +15,7 @@ from typing import Any
 from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms import token_file
 from drumbeat.platforms.jobfile.model import Job
-from drumbeat.platforms.platform import Rendered, Status
+from drumbeat.platforms.platform import Rendered, Status, check_task
 from drumbeat.platforms.sagemaker import render as sagemaker
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -71,9 +71,7 @@ class SageMakerClient:
 
     def status(self, job_id: str) -> Status:
         """See `Client.status`; SageMaker says nothing of single hosts."""
-        service = self._service("sagemaker")
-        call = service.describe_training_job
-        found = _call(lambda: call(TrainingJobName=job_id), "TrainingJobStatus")
+        found = self._found(job_id)
         word, second = found["TrainingJobStatus"], found.get("SecondaryStatus", "")
         state = _STATES.get(word, "unknown")
         if state == "running" and second in _PENDING:
@@ -83,7 +81,9 @@ class SageMakerClient:
 
     def logs(self, job_id: str, *, task: str | None, follow: bool) -> Iterator[str]:
         """See `Client.logs`; tasks are the hosts, algo-1 and so on."""
-        self.status(job_id)  # an unknown job is explained before anything is shown
+        found = self._found(job_id)  # an unknown job is explained before anything is shown
+        if task is not None:
+            check_task(job_id, task, _hosts(found))
         return self._logs(job_id, task, follow)
 
     def stop(self, job_id: str) -> None:
@@ -92,6 +92,10 @@ class SageMakerClient:
             return
         service = self._service("sagemaker")
         _call(lambda: service.stop_training_job(TrainingJobName=job_id))
+
+    def _found(self, job_id: str) -> dict[str, Any]:
+        call = self._service("sagemaker").describe_training_job
+        return _call(lambda: call(TrainingJobName=job_id), "TrainingJobStatus")
 
     def _request(self, job: Job, rendered: Rendered) -> dict[str, Any]:
         request = json.loads(rendered.main)
@@ -134,6 +138,13 @@ class SageMakerClient:
             if ended:
                 return
             time.sleep(POLL_S)
+
+
+def _hosts(found: dict[str, Any]) -> list[str]:
+    resources = found.get("ResourceConfig", {})
+    groups = resources.get("InstanceGroups") or [resources]
+    count = sum(int(group.get("InstanceCount", 0)) for group in groups)
+    return [f"algo-{number + 1}" for number in range(count)]
 
 
 def _events(service: Any, job_id: str, task: str | None, begin: int) -> Iterator[dict[str, Any]]:

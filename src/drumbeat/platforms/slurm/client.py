@@ -13,7 +13,7 @@ from drumbeat.cluster.hostlist import expand
 from drumbeat.cluster.wording import printed_by, shown
 from drumbeat.errors import ConfigError, DrumbeatError
 from drumbeat.platforms.jobfile.model import Job
-from drumbeat.platforms.platform import Rendered, Status
+from drumbeat.platforms.platform import Rendered, Status, check_task
 
 CALL_TIMEOUT_S = 60.0
 """Slurm's own clients give up on their controller after some 10 to 30 s."""
@@ -87,8 +87,8 @@ class SlurmClient:
         """See `Client.logs`."""
         fields = self._fields(job_id)
         tasks = _tasks(fields, "")
-        if task is not None and tasks and task not in tasks:
-            raise ConfigError(f"{job_id} has no task {task}; expected one of {', '.join(tasks)}.")
+        if task is not None and tasks:
+            check_task(job_id, task, tasks)
         path = self._output(job_id, fields)
         # os.path, since a Path raises where a folder of another user's is in the way.
         if not os.path.exists(path) and not (follow and _state(fields["JobState"]) in _LIVING):

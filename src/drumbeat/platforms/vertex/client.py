@@ -21,7 +21,7 @@ from drumbeat.platforms.deadline import within
 from drumbeat.platforms.jobfile.documents import parse_yaml
 from drumbeat.platforms.jobfile.model import Job
 from drumbeat.platforms.needed import Missing
-from drumbeat.platforms.platform import Rendered, Status
+from drumbeat.platforms.platform import Rendered, Status, check_task
 from drumbeat.platforms.vertex import render as vertex
 
 ENDPOINT = "CLOUDSDK_API_ENDPOINT_OVERRIDES_AIPLATFORM"
@@ -101,17 +101,19 @@ class VertexClient:
 
     def status(self, job_id: str) -> Status:
         """See `Client.status`; Vertex AI says nothing of single replicas."""
-        name, service = self._name(job_id), self._service()
-        found = self._call(lambda: service.get_custom_job(name=name, **_limits()))
+        found = self._found(job_id)
         # One that the library does not know is a number.
         word = str(getattr(found.state, "name", found.state)).removeprefix("JOB_STATE_")
         detail = word.lower().replace("_", " ")
         if found.error.message:
             detail = f"{detail}: {found.error.message}"
-        return Status(job_id=name, state=_STATES.get(word, "unknown"), detail=detail)
+        state = _STATES.get(word, "unknown")
+        return Status(job_id=self._name(job_id), state=state, detail=detail)
 
     def logs(self, job_id: str, *, task: str | None, follow: bool) -> Iterator[str]:
         """See `Client.logs`; needs gcloud on PATH."""
+        if task is not None:
+            check_task(job_id, task, self._tasks(job_id))
         words = self.logs_command(job_id, task=task, follow=follow)
         if shutil.which("gcloud") is None:
             raise ConfigError(
@@ -140,6 +142,15 @@ class VertexClient:
             return
         name, service = self._name(job_id), self._service()
         self._call(lambda: service.cancel_custom_job(name=name, **_limits()))
+
+    def _found(self, job_id: str) -> Any:
+        name, service = self._name(job_id), self._service()
+        return self._call(lambda: service.get_custom_job(name=name, **_limits()))
+
+    def _tasks(self, job_id: str) -> list[str]:
+        """The replicas' names, as Vertex AI's logs have them."""
+        pools = enumerate(self._found(job_id).job_spec.worker_pool_specs)
+        return [f"workerpool{at}-{n}" for at, pool in pools for n in range(pool.replica_count)]
 
     def _name(self, job_id: str) -> str:
         if job_id.startswith("projects/") and "/customJobs/" in job_id:
