@@ -45,9 +45,17 @@ class SlurmCluster:
             time.sleep(0.2)
 
     def logs(self) -> str:
-        """What the daemons said last."""
+        """What the daemons said last, and how jobs and nodes are."""
         files = sorted(self.folder.glob("*.log"))
-        return "\n".join(f"--- {file.name}\n{file.read_text()[-3000:]}" for file in files)
+        said = [f"--- {file.name}\n{file.read_text()[-3000:]}" for file in files]
+        for what in ("job", "node"):
+            words = ["scontrol", "show", what]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                done = subprocess.run(
+                    words, env=self.env, capture_output=True, text=True, timeout=20
+                )
+                said.append(f"--- {' '.join(words)}\n{done.stdout}{done.stderr}")
+        return "\n".join(said)
 
 
 def missing() -> str:

@@ -71,6 +71,7 @@ class User:
 
     def __init__(self, cluster, folder: Path, **job: object) -> None:
         self.folder = folder
+        self._cluster = cluster
         # Slurm hands the environment on, with what the tests know their processes by.
         programs = str(Path(sys.executable).parent)
         self.env = {
@@ -105,7 +106,7 @@ class User:
             if re.search(pattern, text, re.DOTALL):
                 return text
             time.sleep(0.2)
-        raise AssertionError(f"no {pattern} in {text}")
+        raise AssertionError(f"no {pattern} in {text}\n{self._cluster.logs()}")
 
     def waits_for_status(self, *states: str) -> str:
         deadline = time.monotonic() + ENDS_S
@@ -123,7 +124,7 @@ class User:
             if text.partition(": ")[2].partition(" ")[0] in states:
                 return text
             time.sleep(0.5)
-        raise AssertionError(f"{text!r} is none of {states}")
+        raise AssertionError(f"{text!r} is none of {states}\n{self._cluster.logs()}")
 
 
 @pytest.mark.tensorflow
