@@ -81,6 +81,11 @@ def test_threads_and_onednn_are_chosen_unless_the_user_has():
     assert environment_of(own).items() >= own.items()
 
 
+def test_strings_are_hashed_alike_unless_the_user_wants_otherwise():
+    assert environment_of({})["PYTHONHASHSEED"] == "0"
+    assert environment_of({"PYTHONHASHSEED": "random"})["PYTHONHASHSEED"] == "random"
+
+
 def test_the_parent_gets_the_same_choices_and_no_secret():
     share = Share(cpus=(0,), threads=1)
     variables = parent_variables({"DRUMBEAT_TOKEN": "secret", "HOME": "/home"}, share)

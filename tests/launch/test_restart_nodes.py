@@ -19,6 +19,7 @@ STEPS = """
     rank, attempt = int(os.environ["DRUMBEAT_RANK"]), int(os.environ["DRUMBEAT_ATTEMPT"])
     page, memory = ProgressPage.from_env(os.environ), SnapshotMemory.from_env(os.environ)
     print("attempt", attempt, "seed", os.environ["DRUMBEAT_SEED"], memory.steps(), flush=True)
+    print("hash", hash("a"), flush=True)
     def at(step):
         page.update(Activity.TRAINING, step=step, phase=0, epoch=0)
     at(5)
@@ -54,6 +55,9 @@ def test_a_killed_worker_restarts_both_nodes(pair):
     first, second = (started(result.out) for result in results)
     assert [start[0] for start in first] == [start[0] for start in second] == ["1", "2"]
     assert len({start[1] for start in first + second}) == 1
+    hashes = re.findall(r"\] hash (\S+)", results[0].out + results[1].out)
+    assert len(hashes) == 4
+    assert len(set(hashes)) == 1
 
 
 @pytest.mark.slow

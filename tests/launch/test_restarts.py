@@ -173,6 +173,7 @@ def test_the_parent_is_started_again_too(jobs):
     result = jobs.run(
         HEAD
         + """
+    print("hash", hash("a"), flush=True)
     at(1)
     if attempt == 1:
         if rank == 1:
@@ -181,6 +182,7 @@ def test_the_parent_is_started_again_too(jobs):
     """
     )
     assert result.code == 0, result.out
+    assert len(set(re.findall(r"hash (\S+)", result.out))) == 1
     assert (
         "The agent lost the process that starts its workers after step 1." in notes(result.out)[0]
     )

@@ -24,6 +24,12 @@ NO_GPU = "-1"
 """CUDA_VISIBLE_DEVICES of a process that shall not take any."""
 THREAD_VARIABLES = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 ONEDNN_VARIABLE = "TF_ENABLE_ONEDNN_OPTS"
+HASH_SEED = {"PYTHONHASHSEED": "0"}
+"""What Python hashes strings with, and so the order of a set of them, alike on all workers.
+
+Python reads it when it starts, and the process that the workers are forked from starts before
+nodes meet and agree on a seed: so it is one number for all jobs.
+"""
 NONE_CHOSEN: Mapping[str, str] = {}
 # The token opens the job's rendezvous; a script has no use for it and may print its environment.
 SECRET_VARIABLES = ("DRUMBEAT_TOKEN",)
@@ -122,7 +128,7 @@ def parent_variables(
             and others count their threads, when their library is loaded.
         chosen: What is set otherwise than usual, see `Tuner`.
     """
-    variables = {**usual_variables(share), **chosen}
+    variables = {**HASH_SEED, **usual_variables(share), **chosen}
     variables[LOG_LEVEL_VARIABLE] = "3" if share.gpu is None else "2"
     variables.update(environ)
     for name in SECRET_VARIABLES:
