@@ -467,6 +467,11 @@ def borrow(touch: Touch) -> Callable[..., Any]:
     return getattr(touch.owner(), touch.attribute)
 
 
+def is_keras_own(function: Any) -> bool:
+    """Whether a function or a class is one of Keras 3's or Keras 2's."""
+    return str(getattr(function, "__module__", "")).startswith(("keras.src.", "tf_keras.src."))
+
+
 def thread_state() -> Callable[[], None]:
     """What another thread has to call to see Keras's scopes and dtype policy as the caller does."""
     state = importlib.import_module("keras.src.backend.common.global_state")
@@ -541,7 +546,7 @@ def has_keras_train_step(model: Any) -> bool:
 
 
 def all_layers(model: Any) -> list[Any]:
-    """`model` and all layers in it, in Keras's order."""
+    """`model`, of either Keras, and all layers in it, in Keras's order."""
     return list(model._flatten_layers())
 
 

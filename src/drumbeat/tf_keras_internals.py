@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from drumbeat.errors import ConfigError
-from drumbeat.keras_internals import Touch, problem_with, replace
+from drumbeat.keras_internals import Touch, all_layers, problem_with, replace
 from drumbeat.tf_internals import freed
 
 _TRAINING = "tf_keras.src.engine.training"
@@ -306,11 +306,6 @@ def wrap(touch: Touch, make: Callable[[Callable[..., Any]], Callable[..., Any]])
             f"tf_keras {tf_keras.__version__} isn't supported: {problem}. Expected tf_keras 2.21."
         )
     replace(touch, make)
-
-
-def all_layers(model: Any) -> list[Any]:
-    """`model` and all layers in it, in Keras's order."""
-    return list(model._flatten_layers())
 
 
 def least_rows_of_arrays(handler: Any) -> int:

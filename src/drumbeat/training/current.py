@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
 from drumbeat.strategies import choose
 from drumbeat.strategies.data_parallel import DataParallelStrategy
+from drumbeat.training import obstacles
 
 
 def _parallel(strategy: Any) -> DataParallelStrategy | None:
@@ -44,7 +45,7 @@ def adopt(
     """As `of_model`, for what is about to run `model`, of either Keras.
 
     A model of a script that names no strategy is trained by all workers, with metrics that are
-    of all, if it has no `obstacle`. An optimizer that was made outside of `strategy.scope()`
+    of all, if it has none of the `obstacles`. An optimizer that was made outside of its scope
     works under it.
 
     Args:
@@ -58,7 +59,7 @@ def adopt(
     """
     strategy = getattr(model, strategy_in)
     # Layers are looked through only where it matters: this runs for each batch of a loop.
-    if strategy is None and choose.is_asked_for() and obstacle(model) is None:
+    if strategy is None and choose.is_asked_for() and obstacles.obstacle(model) is None:
         strategy = choose.implied()
         if strategy is not None:
             setattr(model, strategy_in, strategy)
@@ -67,55 +68,6 @@ def adopt(
             count_under(metric, strategy)
     adopt_optimizer(getattr(model, "optimizer", None), model.distribute_strategy)
     return of_model(model)
-
-
-_STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "make_train_function")
-
-
-class Obstacle(NamedTuple):
-    """Why a model can't be given a part of a batch.
-
-    Attributes:
-        what: It has, in words to be read after "has".
-        advice: What its author can do, a sentence.
-    """
-
-    what: str
-    advice: str
-
-
-_OWN_STEP = (
-    "To train one model together, make it within `with tf.distribute.MultiWorkerMirroredStrategy()"
-    ".scope():`, take the loss over the global batch as TensorFlow's tutorial on custom training "
-    "does, and compare: drumbeat check."
-)
-
-
-def obstacle(model: Any) -> Obstacle | None:
-    """What of a model isn't made for a part of a batch, if anything.
-
-    A step of its author's own was written for one worker: a mean over the rows that it is given
-    would be a mean over a worker's own, and the sum of the workers' gradients another gradient.
-    A stateful layer keeps a state for each row of a batch of one size.
-    """
-    for name in _STEPS:
-        module = str(getattr(getattr(model, name, None), "__module__", ""))
-        if not module.startswith(("keras.src.", "tf_keras.src.")):
-            what = f"a {name} of its own, whose loss may be one over the rows that it is given"
-            return Obstacle(what, _OWN_STEP)
-    if stateful := _stateful(model):
-        what = f"a stateful layer ({stateful}), which keeps a state for each row of a batch"
-        return Obstacle(what, "One worker is enough for it: drumbeat run -n 1.")
-    return None
-
-
-def _stateful(model: Any) -> str:
-    """The name of a layer that keeps a state from batch to batch, or ""."""
-    for layer in getattr(model, "layers", ()):
-        name = _stateful(layer) or (layer.name if getattr(layer, "stateful", False) else "")
-        if name:
-            return name
-    return ""
 
 
 def adopt_optimizer(optimizer: Any, strategy: Any) -> None:

@@ -93,11 +93,16 @@ class _Rebalance(RebalanceHooks, keras.callbacks.Callback):
     pass
 
 
+def _adopted(model: Any) -> DataParallelStrategy | None:
+    """The strategy with which all workers run `model`, see `current.adopt`."""
+    return current.adopt(model, touch.MODEL_STRATEGY, touch.metrics_of)
+
+
 def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
+        strategy = _adopted(self)
         arguments = signature.bind(self, *args, **kwargs).arguments
         goes_on = passes.callbacks(arguments)
         if strategy is None:
@@ -125,7 +130,7 @@ def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
+        strategy = _adopted(self)
         if strategy is None or kwargs.get("_use_cached_eval_dataset"):
             with activity.during(Activity.EVALUATING):
                 return original(self, *args, **kwargs)
@@ -158,7 +163,7 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
+        strategy = _adopted(self)
         if strategy is None:
             with activity.during(Activity.PREDICTING):
                 return original(self, *args, **kwargs)
@@ -188,7 +193,7 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
+        strategy = _adopted(self)
         if strategy is None:
             return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)

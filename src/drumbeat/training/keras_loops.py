@@ -21,7 +21,7 @@ from drumbeat.strategies import choose
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.local_devices import LocalDevicesStrategy
 from drumbeat.strategies.rebalance import Rebalancer
-from drumbeat.training import current, divergence, local_sgd, resuming, stopping
+from drumbeat.training import divergence, local_sgd, obstacles, resuming, stopping
 
 logger = logging.getLogger("drumbeat")
 
@@ -64,14 +64,14 @@ def warn_of_training_alone(model: Any, env: Mapping[str, str]) -> None:
         )
         return
     existing = choose.existing()
-    obstacle = current.obstacle(model)
-    if obstacle is not None and (existing is None or existing.extended.adopts):
+    found = obstacles.obstacle(model)
+    if found is not None and (existing is None or existing.extended.adopts):
         logger.warning(
             "This model has %s, so each of the %d workers trains its own copy of it on all of the "
             "data. %s",
-            obstacle.what,
+            found.what,
             identity.world_size,
-            obstacle.advice,
+            found.advice,
         )
         return
     logger.warning(

@@ -220,7 +220,7 @@ def merging(metrics: Sequence[Any]) -> Iterator[Any]:
 def _has_own_merge(metric: Any) -> bool:
     merge = getattr(metric, "merge_state", None)
     # Those of Keras 2 itself add variables up.
-    return callable(merge) and not str(merge.__module__).startswith("tf_keras.src")
+    return callable(merge) and not touch.is_keras_own(merge)
 
 
 def _merge(metric: Any, strategy: DataParallelStrategy, name: str) -> None:
@@ -264,9 +264,6 @@ def _add_variable(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_variable
 
 
-_OWN_METRICS = ("keras.src.metrics", "tf_keras.src.metrics")
-
-
 class _Resetting(threading.local):
     def __init__(self) -> None:
         self.metrics: set[int] = set()
@@ -289,7 +286,7 @@ def _reset_state(original: Callable[..., Any]) -> Callable[..., Any]:
             _resetting.metrics.discard(id(self))
         shard_state.reset(self.variables)
         # Keras's own metrics start from zeros: no need to read them.
-        zeros = type(self).reset_state.__module__.startswith(_OWN_METRICS)
+        zeros = touch.is_keras_own(type(self).reset_state)
         for variable in self.variables:
             setattr(variable, shard_state.START, None if zeros else _remember(self, variable))
         return result

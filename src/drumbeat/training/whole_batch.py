@@ -36,7 +36,7 @@ _OF_ALL_ROWS = ("dice", "tversky")
 
 def may_be_one_number(function: Any) -> bool:
     """Whether what a loss or metric calls isn't Keras's own function of each row."""
-    if str(getattr(function, "__module__", "")).startswith(("keras.src.", "tf_keras.src.")):
+    if touch.is_keras_own(function):
         return getattr(function, "__name__", "") in _OF_ALL_ROWS
     return True
 

@@ -45,12 +45,22 @@ def integrate() -> None:
     touch.wrap(touch.INITIAL_COUNTERS, _initial_counters)
 
 
+def _adopted(model: Any) -> DataParallelStrategy | None:
+    """The strategy with which all workers run `model`, see `current.adopt`.
+
+    Raises:
+        ConfigError: It is to do what drumbeat does for Keras 3 only.
+    """
+    strategy = current.adopt(model, touch.MODEL_STRATEGY, touch.metrics_of)
+    _refuse_what_cant_be(model.distribute_strategy)
+    return strategy
+
+
 def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
-        _refuse_what_cant_be(self.distribute_strategy)
+        strategy = _adopted(self)
         arguments = signature.bind(self, *args, **kwargs).arguments
         if strategy is None:
             warn_of_training_alone(self, os.environ)
@@ -113,8 +123,7 @@ def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
-        _refuse_what_cant_be(self.distribute_strategy)
+        strategy = _adopted(self)
         if strategy is None or kwargs.get("_use_cached_eval_dataset"):
             with activity.during(Activity.EVALUATING):
                 return original(self, *args, **kwargs)
@@ -147,8 +156,7 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
-        _refuse_what_cant_be(self.distribute_strategy)
+        strategy = _adopted(self)
         if strategy is None:
             with activity.during(Activity.PREDICTING):
                 return original(self, *args, **kwargs)
@@ -185,8 +193,7 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(original)
 
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
-        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
-        _refuse_what_cant_be(self.distribute_strategy)
+        strategy = _adopted(self)
         if strategy is None:
             return original(self, *args, **kwargs)
         _prepare(self, strategy)
@@ -207,7 +214,7 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _predict_on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def predict_on_batch(self: Any, x: Any) -> Any:
-        strategy = current.adopt(self, touch.MODEL_STRATEGY, touch.metrics_of)
+        strategy = _adopted(self)
         if strategy is None:
             return original(self, x)
         _prepare(self, strategy)
