@@ -35,7 +35,7 @@ def _step(model_of: Callable[[], Any], name: str, data: Any) -> Any:
     model = model_of()
     step = functools.partial(getattr(type(model), name), model)
     if name == "train_step" and absence.has_always_rows(model):
-        return step(data)
+        return step(absence.of_any_number(data))
     outputs, absent = absence.with_rows(functools.partial(_without_trace, model, step), data)
     if absent is None or name != "predict_step":
         return outputs
