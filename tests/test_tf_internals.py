@@ -221,6 +221,18 @@ def test_operations_with_state_are_found_within_calls() -> None:
     assert tf_internals.stateful_ops(numbers.batch(2)) == set()
 
 
+def test_the_graph_of_a_called_function_has_its_inputs_and_outputs() -> None:
+    @tf.function
+    def outer(x: tf.Tensor) -> tf.Tensor:
+        return tf.function(lambda y: y + 1.0)(x)
+
+    graph = outer.get_concrete_function(tf.TensorSpec([None, 3])).graph
+    (call,) = (op for op in graph.get_operations() if op.type == "PartitionedCall")
+    called = tf_internals.called_graph(call)
+    assert [tensor.shape.as_list() for tensor in called.inputs] == [[None, 3]]
+    assert [tensor.op.type for tensor in called.outputs] == ["Identity"]
+
+
 def test_eager_draws_and_datasets_go_on_from_the_operation_seeds() -> None:
     def drawn() -> list[float]:
         order = tf.data.Dataset.range(50).shuffle(50)

@@ -107,6 +107,7 @@ __all__ = [
     "broadcast_recv_v2",
     "broadcast_send_v2",
     "call_after_writing",
+    "called_graph",
     "context_is_initialized",
     "create_on_each_worker",
     "dataset_inputs",
@@ -263,6 +264,11 @@ def resliced(dataset: Any, tensors: list[Any]) -> tf.data.Dataset:
         metadata=dataset._common_args["metadata"],
     )
     return _Rebuilt(variant, dataset, [])
+
+
+def called_graph(operation: tf.Operation) -> tf.Graph:
+    """The graph, with its `inputs` and `outputs`, of the function that a PartitionedCall calls."""
+    return operation.graph._get_function(operation.get_attr("f").name).graph
 
 
 def stateful_ops(dataset: Any) -> set[str]:
