@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +114,12 @@ LOSS_SCALE_APPLY = Touch(
     name="LossScaleOptimizer.apply",
     parameters=("grads", "trainable_variables"),
     why="gradients are summed over workers before the test for non-finite ones",
+)
+OPTIMIZER_INIT = Touch(
+    module="keras.src.optimizers.base_optimizer",
+    name="BaseOptimizer.__init__",
+    parameters=("learning_rate",),
+    why="an apply of a script's own class gets the summed gradients too",
 )
 OPTIMIZER_ALL_REDUCE = Touch(
     module="keras.src.backend.tensorflow.optimizer",
@@ -460,6 +466,23 @@ def replace(touch: Touch, make: Callable[[Callable[..., Any]], Callable[..., Any
     original = getattr(owner, touch.attribute)
     replacement = functools.wraps(original)(make(original))
     setattr(owner, touch.attribute, replacement)
+
+
+_REPLACED = "_drumbeat_replaced"
+
+
+def replace_methods(classes: Iterable[type], wrappers: Mapping[str, Callable[..., Any]]) -> None:
+    """Replace those methods that `classes` themselves have, once, by `wrappers[name](original)`.
+
+    For methods that classes of scripts bring along.
+    """
+    for each in classes:
+        for name, wrapper in wrappers.items():
+            function = each.__dict__.get(name)
+            if function is not None and not hasattr(function, _REPLACED):
+                replacement = functools.wraps(function)(wrapper(function))
+                setattr(replacement, _REPLACED, True)
+                setattr(each, name, replacement)
 
 
 def borrow(touch: Touch) -> Callable[..., Any]:

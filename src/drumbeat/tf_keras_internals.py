@@ -13,7 +13,12 @@ import tensorflow as tf
 import tf_keras
 
 from drumbeat.errors import ConfigError
-from drumbeat.keras_internals import Touch, all_layers, problem_with, replace
+from drumbeat.keras_internals import (
+    Touch,
+    all_layers,
+    problem_with,
+    replace,
+)
 from drumbeat.tf_internals import freed
 
 _TRAINING = "tf_keras.src.engine.training"
@@ -78,6 +83,19 @@ LEGACY_APPLY = Touch(
     name="OptimizerV2.apply_gradients",
     parameters=("grads_and_vars", "name", "experimental_aggregate_gradients"),
     why=_SUMMED,
+)
+_OWN = "an apply_gradients of a script's own class gets the summed gradients too"
+OPTIMIZER_INIT = Touch(
+    module="tf_keras.src.optimizers.optimizer",
+    name="_BaseOptimizer.__init__",
+    parameters=("name",),
+    why=_OWN,
+)
+LEGACY_INIT = Touch(
+    module="tf_keras.src.optimizers.legacy.optimizer_v2",
+    name="OptimizerV2.__init__",
+    parameters=("name",),
+    why=_OWN,
 )
 LOSS_SCALE_APPLY = Touch(
     module=_SCALING,

@@ -166,6 +166,22 @@ def one_number_for_a_batch():
     keep("number_weighted", model, history)
 
 
+class Clip(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        return super().apply([tf.clip_by_norm(g, 0.1) for g in grads], trainable_variables)
+
+
+class Sign(keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(tf.sign(g), v) for g, v in grads_and_vars])
+
+
+def own_optimizers():
+    for optimizer in (Clip(0.1), Sign(0.01)):
+        model = model_of(optimizer=optimizer)
+        keep(type(optimizer).__name__, model, model.fit(x, y, batch_size=48, verbose=0))
+
+
 def transfer():
     base = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "relu")])
     base.trainable = False
@@ -186,6 +202,7 @@ cases = (
     subclassed,
     one_number_for_a_batch,
     added_losses,
+    own_optimizers,
     transfer,
 )
 for train in cases:

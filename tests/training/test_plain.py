@@ -131,6 +131,16 @@ def test_with_parameter_servers_it_is_said_that_the_chief_trains_alone(tmp_path)
             "This model has a stateful layer (lstm), which keeps a state for each row of a batch",
         ),
         (
+            "class Loss(keras.losses.Loss):\n"
+            "    def __call__(self, y_true, y_pred, sample_weight=None):\n"
+            "        return tf.reduce_mean((y_true - y_pred) ** 2)\n"
+            "model.fit(x, x[:, :1], verbose=0)\n"
+            "model.compile(model.optimizer, Loss())\n"
+            "model.train_on_batch(x, x[:, :1])\n"
+            "model.fit(x, x[:, :1], verbose=0)\n",
+            "This model has a loss (Loss) with a __call__ of its own",
+        ),
+        (
             "x = np.arange(16.0).reshape(8, 2)\n"
             "norm = keras.layers.BatchNormalization()\n"
             "model = keras.Sequential([keras.Input((2,)), norm, keras.layers.Dense(1)])\n"
@@ -144,6 +154,7 @@ def test_with_parameter_servers_it_is_said_that_the_chief_trains_alone(tmp_path)
         "a strategy that is not used",
         "a step of its own",
         "a stateful layer",
+        "compiled anew",
         "moving statistics",
     ],
 )

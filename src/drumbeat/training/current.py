@@ -58,16 +58,28 @@ def adopt(
         CollectiveError: The other workers can't be reached.
     """
     strategy = getattr(model, strategy_in)
+    is_adopted = isinstance(strategy, DataParallelStrategy) and strategy.extended.adopts
     # Layers are looked through only where it matters: this runs for each batch of a loop.
-    if strategy is None and choose.is_asked_for() and obstacles.obstacle(model) is None:
-        strategy = choose.implied()
-        if strategy is not None:
-            setattr(model, strategy_in, strategy)
+    if (strategy is None or is_adopted) and choose.is_asked_for():
+        if obstacles.obstacle(model) is None:
+            strategy = strategy or choose.implied()
+        elif is_adopted:  # Compiled anew since then.
+            strategy = None
+            _let_go(model, metrics_of)
+        setattr(model, strategy_in, strategy)
     if isinstance(strategy, DataParallelStrategy) and strategy.extended.adopts:
         for metric in metrics_of(model):
             count_under(metric, strategy)
     adopt_optimizer(getattr(model, "optimizer", None), model.distribute_strategy)
     return of_model(model)
+
+
+def _let_go(model: Any, metrics_of: Callable[[Any], Iterable[Any]]) -> None:
+    """Undo what `adopt` has done, but for the model's own note."""
+    model.train_function = model.test_function = model.predict_function = None
+    for metric in metrics_of(model):
+        metric.__dict__.pop(_METRIC_STRATEGY, None)
+    _note(getattr(model, "optimizer", None), tf.distribute.get_strategy())
 
 
 def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
@@ -76,13 +88,18 @@ def adopt_optimizer(optimizer: Any, strategy: Any) -> None:
     Keras notes the strategy that is current when an optimizer is made; TensorFlow
     then refuses to let it touch variables of another.
     """
-    if optimizer is None or not isinstance(strategy, DataParallelStrategy):
+    if isinstance(strategy, DataParallelStrategy):
+        _note(optimizer, strategy)
+
+
+def _note(optimizer: Any, strategy: Any) -> None:
+    if optimizer is None:
         return
     optimizer._distribution_strategy = strategy
     # LossScaleOptimizer holds one, MultiOptimizer several.
     held = [getattr(optimizer, "inner_optimizer", None)]
     for inner in [*held, *getattr(optimizer, "_inner_optimizers", ())]:
-        adopt_optimizer(inner, strategy)
+        _note(inner, strategy)
 
 
 def in_replica() -> DataParallelStrategy | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 from collections.abc import Callable
@@ -36,7 +37,7 @@ from drumbeat.training.keras_loops import (
     followed,
     own_errors,
     run,
-    warn_of_training_alone,
+    training_alone,
     whole,
 )
 
@@ -106,17 +107,17 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = signature.bind(self, *args, **kwargs).arguments
         goes_on = passes.callbacks(arguments)
         if strategy is None:
-            warn_of_training_alone(self, os.environ)
-            return run(original, self, None, arguments, [*goes_on, *evaluating.callbacks()])
-        if isinstance(strategy, LocalDevicesStrategy):
-            warn_of_training_alone(self, os.environ)
+            with training_alone(self, os.environ):
+                return run(original, self, None, arguments, [*goes_on, *evaluating.callbacks()])
         _prepare(self, strategy)
         given: Any = arguments.get("callbacks")
         watcher = stopping.watcher(given, self, strategy.communicator)
         behind: list[Any] = [_Together(strategy), watcher, *goes_on]
         if strategy.extended.inputs.rebalancer is not None and not goes_on:
             behind.append(_Rebalance(strategy.extended.inputs.rebalancer))
+        is_apart = isinstance(strategy, LocalDevicesStrategy)
         with (
+            training_alone(self, os.environ) if is_apart else contextlib.nullcontext(),
             own_errors(strategy),
             local_sgd.loop(self, strategy),
             ahead.of_fit(self, strategy, arguments),
@@ -195,7 +196,9 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = _adopted(self)
         if strategy is None:
-            return original(self, *args, **kwargs)
+            trains = original.__name__ == touch.TRAIN_ON_BATCH.attribute
+            with training_alone(self, os.environ) if trains else contextlib.nullcontext():
+                return original(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments

@@ -25,6 +25,7 @@ def integrate() -> None:
     touch.wrap(touch.APPLY_MASK, _apply_mask)
     touch.wrap(touch.OPTIMIZER_APPLY, _apply)
     touch.wrap(touch.LOSS_SCALE_APPLY, _apply)
+    touch.wrap(touch.OPTIMIZER_INIT, _optimizer_init)
     touch.wrap(touch.OPTIMIZER_ALL_REDUCE, _all_reduce)
 
 
@@ -124,6 +125,32 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
         return strategy.extended.update_once(grads, update, of=owner)
 
     return apply
+
+
+def _optimizer_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has what a script's own class does to gradients done to the sums."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        own = [each for each in type(self).__mro__ if not touch.is_keras_own(each)]
+        touch.replace_methods(own, {"apply": _apply, "apply_gradients": _apply_gradients})
+
+    return init
+
+
+def _apply_gradients(original: Callable[..., Any]) -> Callable[..., Any]:
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(_reduced, "depth", 0) or current.in_replica() is None:
+            return original(self, grads_and_vars, *args, **kwargs)
+        grads, variables = zip(*grads_and_vars, strict=True)
+
+        def apply(self: Any, grads: Any, trainable_variables: Any) -> None:
+            original(self, list(zip(grads, trainable_variables, strict=True)), *args, **kwargs)
+
+        _apply(apply)(self, grads, variables)
+        return self.iterations
+
+    return apply_gradients
 
 
 def _owner(optimizer: Any, variables: Any, count: int) -> Owner:

@@ -6,6 +6,8 @@ import contextlib
 import functools
 import logging
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -39,52 +41,70 @@ def own_errors(strategy: DataParallelStrategy) -> Iterator[None]:
         raise own from error
 
 
-def warn_of_training_alone(model: Any, env: Mapping[str, str]) -> None:
-    """Say so where each of several workers trains a model that the others know nothing of."""
+class _Here(threading.local):
+    alone = False
+    """Keras's loop runs on this worker alone, and it has been said."""
+
+
+_here = _Here()
+_said: Any = weakref.WeakKeyDictionary()
+"""What was said of each model last."""
+
+
+@contextlib.contextmanager
+def training_alone(model: Any, env: Mapping[str, str]) -> Iterator[None]:
+    """Within this a worker trains `model` by itself; said where several workers do."""
+    said = _why_alone(model, env)
+    if said and _said.get(model) != said:
+        logger.warning("%s", said)
+    _said[model] = said
+    before, _here.alone = _here.alone, True
+    try:
+        yield
+    finally:
+        _here.alone = before
+
+
+def _why_alone(model: Any, env: Mapping[str, str]) -> str:
+    """Why each of several workers trains a model of its own, in a sentence or two; or ""."""
     identity, cluster = Identity.from_env(env), ClusterSpec.from_env(env)
     if identity is None or identity.rank != 0:
-        return
+        return ""
     if cluster is not None and "ps" in cluster.jobs and identity.world_size == 1:
-        logger.warning(
+        return (
             "This model was made outside of strategy.scope(), so the chief trains it alone, and "
             "the workers have nothing to do. For parameter servers, make it within "
             "`with drumbeat.strategy().scope():`; leave out --ps to train without them."
         )
-        return
     if identity.world_size == 1:
-        return
+        return ""
+    each = f"so each of the {identity.world_size} workers trains its own copy of"
     strategy = model.distribute_strategy
     if isinstance(strategy, LocalDevicesStrategy):
-        logger.warning(
-            "%s trains on the devices of one process, so each of the %d workers trains its own "
-            "copy of this model on all of the data. To train one model together, give drumbeat "
-            "run --strategy multi-worker, or use tf.distribute.MultiWorkerMirroredStrategy().",
-            type(strategy).__name__,
-            identity.world_size,
+        return (
+            f"{type(strategy).__name__} trains on the devices of one process, {each} this model on "
+            "all of the data. To train one model together, give drumbeat run --strategy "
+            "multi-worker, or use tf.distribute.MultiWorkerMirroredStrategy()."
         )
-        return
     existing = choose.existing()
     found = obstacles.obstacle(model)
     if found is not None and (existing is None or existing.extended.adopts):
-        logger.warning(
-            "This model has %s, so each of the %d workers trains its own copy of it on all of the "
-            "data. %s",
-            found.what,
-            identity.world_size,
-            found.advice,
-        )
-        return
-    logger.warning(
-        "This model was made outside of strategy.scope(), so each of the %d workers trains its "
-        "own copy of it on all of the data. To train one model together, make it (and load it) "
-        "within `with tf.distribute.MultiWorkerMirroredStrategy().scope():`.",
-        identity.world_size,
+        return f"This model has {found.what}, {each} it on all of the data. {found.advice}"
+    return (
+        f"This model was made outside of strategy.scope(), {each} it on all of the data. To train "
+        "one model together, make it (and load it) within `with tf.distribute."
+        "MultiWorkerMirroredStrategy().scope():`."
     )
 
 
-@functools.cache
 def warn_of_a_loop_alone() -> None:
     """Say so, once, where each of several workers runs a loop of the script's own by itself."""
+    if not _here.alone:
+        _warn_of_a_loop_alone()
+
+
+@functools.cache
+def _warn_of_a_loop_alone() -> None:
     identity = Identity.from_env(os.environ)
     if identity is None or identity.world_size == 1 or identity.rank != 0:
         return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from drumbeat import keras_internals as touch
 
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "make_train_function")
@@ -33,16 +35,33 @@ def obstacle(model: Any) -> Obstacle | None:
 
     A step of its author's own was written for one worker: a mean over the rows that it is given
     would be a mean over a worker's own, and the sum of the workers' gradients another gradient.
-    A stateful layer keeps a state for each row of a batch of one size.
+    So it is with the `__call__` of a loss, and with numbers to be shown. A stateful layer keeps a
+    state for each row of a batch of one size.
     """
     for name in _STEPS:
         if not touch.is_keras_own(getattr(model, name, None)):
             what = f"a {name} of its own, whose loss may be one over the rows that it is given"
             return Obstacle(what, _OWN_STEP)
+    if not touch.is_keras_own(model.compute_metrics):
+        what = "a compute_metrics of its own, whose numbers may be ones over the rows it is given"
+        return Obstacle(what, "Give what it measures to compile(metrics=[...]).")
+    if loss := _loss_with_a_call(model):
+        what = f"a loss ({loss}) with a __call__ of its own, which may be one over the rows at hand"
+        return Obstacle(what, "Give the class a `call(self, y_true, y_pred)` instead.")
     if stateful := _stateful(model):
         what = f"a stateful layer ({stateful}), which keeps a state for each row of a batch"
         return Obstacle(what, "One worker is enough for it: drumbeat run -n 1.")
     return None
+
+
+def _loss_with_a_call(model: Any) -> str:
+    """The class of a compiled loss that is called by code which isn't Keras's, or ""."""
+    for loss in tf.nest.flatten(getattr(model, "loss", None)):
+        kind = type(loss)
+        is_loss = any(each.__name__ == "Loss" and touch.is_keras_own(each) for each in kind.__mro__)
+        if is_loss and not touch.is_keras_own(kind.__call__):
+            return kind.__name__
+    return ""
 
 
 def _stateful(model: Any) -> str:

@@ -84,7 +84,7 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
 def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        _replace_methods(type(self), {"result": _result, "reset_state": _reset_state})
+        _replace(type(self), {"result": _result, "reset_state": _reset_state})
         strategy = current.at_hand()
         if strategy is not None:
             current.count_under(self, strategy)
@@ -92,22 +92,16 @@ def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
     return init
 
 
-_OURS = "_drumbeat_replaced"
-
-
 def remember_resets(cls: type) -> None:
     """Has metrics of a class remember what their variables start from after a reset."""
-    _replace_methods(cls, {"reset_state": _reset_state})
+    _replace(cls, {"reset_state": _reset_state})
 
 
-def _replace_methods(cls: type, wrappers: Mapping[str, Callable[..., Any]]) -> None:
-    for each in cls.__mro__:
-        for name, wrapper in wrappers.items():
-            function = each.__dict__.get(name)
-            if function is not None and not hasattr(function, _OURS):
-                replacement = functools.wraps(function)(wrapper(function))
-                setattr(replacement, _OURS, True)
-                setattr(each, name, tf.autograph.experimental.do_not_convert(replacement))
+def _replace(cls: type, wrappers: Mapping[str, Callable[..., Any]]) -> None:
+    def unconverted(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda original: tf.autograph.experimental.do_not_convert(wrapper(original))
+
+    touch.replace_methods(cls.__mro__, {n: unconverted(w) for n, w in wrappers.items()})
 
 
 def _result(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -264,6 +258,9 @@ def _add_variable(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_variable
 
 
+_OWN_METRICS = ("keras.src.metrics", "tf_keras.src.metrics")
+
+
 class _Resetting(threading.local):
     def __init__(self) -> None:
         self.metrics: set[int] = set()
@@ -285,8 +282,8 @@ def _reset_state(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _resetting.metrics.discard(id(self))
         shard_state.reset(self.variables)
-        # Keras's own metrics start from zeros: no need to read them.
-        zeros = touch.is_keras_own(type(self).reset_state)
+        # Keras's own metrics start from zeros: no need to read them. Not what holds others.
+        zeros = type(self).reset_state.__module__.startswith(_OWN_METRICS)
         for variable in self.variables:
             setattr(variable, shard_state.START, None if zeros else _remember(self, variable))
         return result

@@ -26,7 +26,7 @@ from drumbeat.training.keras_loops import (
     batch_order,
     followed,
     own_errors,
-    warn_of_training_alone,
+    training_alone,
     whole,
 )
 
@@ -63,8 +63,8 @@ def _fit(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = _adopted(self)
         arguments = signature.bind(self, *args, **kwargs).arguments
         if strategy is None:
-            warn_of_training_alone(self, os.environ)
-            return resuming.run(original, self, None, arguments, [])
+            with training_alone(self, os.environ):
+                return resuming.run(original, self, None, arguments, [])
         _prepare(self, strategy)
         given: Any = arguments.get("callbacks")
         watcher = stopping.watcher(
@@ -195,7 +195,9 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
     def on_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = _adopted(self)
         if strategy is None:
-            return original(self, *args, **kwargs)
+            trains = original.__name__ == touch.TRAIN_ON_BATCH.attribute
+            with training_alone(self, os.environ) if trains else contextlib.nullcontext():
+                return original(self, *args, **kwargs)
         _prepare(self, strategy)
         absence.expect(self, strategy, 0)
         bound = signature.bind(self, *args, **kwargs)

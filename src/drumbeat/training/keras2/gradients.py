@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from drumbeat import tf_keras_internals as touch
 from drumbeat.collectives.compression.residuals import Owner
+from drumbeat.keras_internals import is_keras_own, replace_methods
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.training import added_losses, current, divergence, whole_batch
 
@@ -31,10 +33,12 @@ def integrate() -> None:
     touch.wrap(touch.COMPILED_LOSS, _compiled_loss)
     touch.wrap(touch.LOSS, _loss)
     touch.wrap(touch.MEAN_OF_FUNCTION, _metric)
-    touch.wrap(touch.OPTIMIZER_APPLY, _apply("skip_gradients_aggregation", skips=True))
-    touch.wrap(touch.LOSS_SCALE_APPLY, _apply("skip_gradients_aggregation", skips=True))
+    touch.wrap(touch.OPTIMIZER_APPLY, _apply("skip_gradients_aggregation"))
+    touch.wrap(touch.LOSS_SCALE_APPLY, _apply("skip_gradients_aggregation"))
     for old in (touch.LEGACY_APPLY, touch.LEGACY_LOSS_SCALE_APPLY):
-        touch.wrap(old, _apply("experimental_aggregate_gradients", skips=False))
+        touch.wrap(old, _apply("experimental_aggregate_gradients"))
+    for init in (touch.OPTIMIZER_INIT, touch.LEGACY_INIT):
+        touch.wrap(init, _optimizer_init)
     touch.wrap(touch.LOSS_SCALING_SUPPORT, _support)
 
 
@@ -154,37 +158,75 @@ def _metric(original: Callable[..., Any]) -> Callable[..., Any]:
     return update_state
 
 
-def _apply(argument: str, *, skips: bool) -> Callable[..., Any]:
-    """Makes an `apply_gradients` whose `argument`, if it is `skips`, says not to sum."""
+_SKIPS = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
+"""Arguments of `apply_gradients`, and with what they say not to sum."""
+
+
+def _apply(argument: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes an `apply_gradients` of Keras's own, which has `argument`, one of `_SKIPS`."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-            if _here.reduced:
-                return original(self, grads_and_vars, *args, **{**kwargs, argument: skips})
-            current.adopt_optimizer(self, tf.distribute.get_strategy())
-            strategy = current.in_replica()
-            told = kwargs.get(argument, args[-1] if args and isinstance(args[-1], bool) else None)
-            if strategy is None or told is skips or _is_told_otherwise(kwargs):
-                return original(self, grads_and_vars, *args, **kwargs)
-            pairs = list(grads_and_vars)
-            variables = [variable for _, variable in pairs]
+        signature = inspect.signature(original)
 
-            def update(sums: list[Any]) -> Any:
-                with _with_reduced():
-                    given = list(zip(sums, variables, strict=True))
-                    return original(self, given, *args, **{**kwargs, argument: skips})
+        def sums_are_given(*args: Any, **kwargs: Any) -> Any:
+            others = {name: value for name, value in kwargs.items() if name not in _SKIPS}
+            bound = signature.bind(*args, **others)
+            bound.arguments[argument] = _SKIPS[argument]
+            return original(*bound.args, **bound.kwargs)
 
-            owner = _owner(self, variables, strategy)
-            return strategy.extended.update_once([grad for grad, _ in pairs], update, of=owner)
-
-        return apply_gradients
+        return _summed(original, sums_are_given)
 
     return make
 
 
-def _is_told_otherwise(kwargs: dict[str, Any]) -> bool:
-    """Optimizers take the argument of those of old as well, which says the contrary."""
-    return kwargs.get("experimental_aggregate_gradients") is False
+def _optimizer_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has what a script's own class does to gradients done to the sums."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        own = [each for each in type(self).__mro__ if not is_keras_own(each)]
+        replace_methods(own, {"apply_gradients": lambda method: _summed(method, method)})
+
+    return init
+
+
+def _summed(original: Callable[..., Any], update_by: Callable[..., Any]) -> Callable[..., Any]:
+    """An `apply_gradients` that gives the sums over the workers to `update_by`.
+
+    Args:
+        original: What it stands for, called where the caller wants no sums.
+        update_by: Takes the same arguments, and makes no sums.
+    """
+
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        if _here.reduced:
+            return update_by(self, grads_and_vars, *args, **kwargs)
+        current.adopt_optimizer(self, tf.distribute.get_strategy())
+        strategy = current.in_replica()
+        if strategy is None or _is_told_not_to(original, (self, grads_and_vars, *args), kwargs):
+            return original(self, grads_and_vars, *args, **kwargs)
+        pairs = list(grads_and_vars)
+        variables = [variable for _, variable in pairs]
+
+        def update(sums: list[Any]) -> Any:
+            with _with_reduced():
+                given = list(zip(sums, variables, strict=True))
+                return update_by(self, given, *args, **kwargs)
+
+        owner = _owner(self, variables, strategy)
+        return strategy.extended.update_once([grad for grad, _ in pairs], update, of=owner)
+
+    return apply_gradients
+
+
+def _is_told_not_to(function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether arguments of an `apply_gradients` say not to sum.
+
+    Optimizers take the argument of those of old as well, which says the contrary.
+    """
+    bound = inspect.signature(function).bind(*args, **kwargs).arguments
+    given = {**bound, **kwargs}
+    return any(given.get(argument) is skips for argument, skips in _SKIPS.items())
 
 
 @contextlib.contextmanager

@@ -28,7 +28,8 @@ def follow(model: Any) -> None:
     for name in _STEPS:
         if name not in vars(model):
             # Not by setattr, in which Keras looks for layers and variables to track.
-            vars(model)[name] = functools.partial(_step, weakref.ref(model), name)
+            step = functools.partial(_step, weakref.ref(model), name)
+            vars(model)[name] = functools.update_wrapper(step, getattr(type(model), name))
 
 
 def _step(model_of: Callable[[], Any], name: str, data: Any) -> Any:
