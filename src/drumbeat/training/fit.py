@@ -33,12 +33,11 @@ from drumbeat.training import (
 from drumbeat.training.keras_loops import (
     RebalanceHooks,
     TogetherHooks,
-    batch_order,
+    all_rows,
     followed,
     own_errors,
     run,
     training_alone,
-    whole,
 )
 
 
@@ -184,8 +183,7 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
             outputs = original(*bound.args, **bound.kwargs)
         if strategy.communicator.size == 1:
             return outputs
-        order = batch_order(rows, strategy)
-        return tf.nest.map_structure(lambda part: whole(part, order, strategy), outputs)
+        return all_rows(outputs, rows, strategy)
 
     return predict
 

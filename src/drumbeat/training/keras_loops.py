@@ -213,14 +213,38 @@ def batch_order(rows: list[int], strategy: DataParallelStrategy) -> np.ndarray:
     return np.concatenate(pieces) if pieces else np.zeros([0], np.int64)
 
 
-def whole(part: Any, order: np.ndarray, strategy: DataParallelStrategy) -> Any:
-    """All workers' rows of `part` of what `predict` returned on this one, in their order."""
-    if not isinstance(part, np.ndarray):
-        raise DataError(
-            f"predict() on {strategy.communicator.size} workers returned a {type(part).__name__}; "
-            "expected dense outputs. Return dense tensors from the model, or predict on one worker."
-        )
-    return strategy.communicator.all_gather_numpy(part)[order]
+def all_rows(outputs: Any, rows: list[int], strategy: DataParallelStrategy) -> Any:
+    """All workers' rows of what `predict` returned on this one, in the order of the data.
+
+    Args:
+        outputs: Arrays, in any structure.
+        rows: Of this worker, in each batch.
+        strategy: Of the workers.
+
+    Raises:
+        DataError: On all workers, where an output is no array, or has other rows than its input.
+    """
+    communicator = strategy.communicator
+    parts: list[Any] = tf.nest.flatten(outputs)
+    for part in parts:
+        if not isinstance(part, np.ndarray):
+            raise DataError(
+                f"predict() on {communicator.size} workers returned a {type(part).__name__}; "
+                "expected dense outputs. Return dense tensors from the model, or predict on one "
+                "worker."
+            )
+    mine = [sum(rows), *(len(part) if part.ndim else 1 for part in parts)]
+    of_each = communicator.all_gather_numpy(np.array([mine], np.int64), name="predicted rows")
+    for rank, (expected, *received) in enumerate(of_each.tolist()):
+        if other := [count for count in received if count != expected]:
+            raise DataError(
+                f"predict() on {communicator.size} workers: an output has {other[0]} rows for "
+                f"{expected} rows of input (on worker {rank}); expected one for each, by which the "
+                "workers' outputs are put together. Have the model return [rows, n, ...] where it "
+                "has n for each row, or call it, as model(x): a worker computes that by itself."
+            )
+    order = batch_order(rows, strategy)
+    return tf.nest.map_structure(lambda part: communicator.all_gather_numpy(part)[order], outputs)
 
 
 def run(

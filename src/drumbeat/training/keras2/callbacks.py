@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
 import tf_keras
 
+from drumbeat.data.rows import BatchRows
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.rebalance import Rebalancer
 from drumbeat.training.keras_loops import RebalanceHooks, TogetherHooks
@@ -42,19 +42,22 @@ class Rebalance(RebalanceHooks, tf_keras.callbacks.Callback):
 
 @unwatched
 class PredictedRows(tf_keras.callbacks.Callback):
-    """Counts the rows that each step of `predict` has given.
+    """Counts the rows of this worker that each step of `predict` has had.
+
+    Args:
+        recorded: Where the strategy's iterators note them.
 
     Attributes:
         counts: By step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, recorded: BatchRows) -> None:
         super().__init__()
         self._supports_tf_logs = True
+        self._recorded = recorded
         self.counts: list[int] = []
 
     def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
         """Args: Keras's."""
-        del batch
-        outputs = tf.nest.flatten((logs or {})["outputs"])
-        self.counts.append(int(outputs[0].shape[0]))
+        del batch, logs
+        self.counts.append(int(self._recorded.value[1]))

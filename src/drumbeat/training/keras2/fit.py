@@ -23,11 +23,10 @@ from drumbeat.training import absence, activity, current, divergence, randomness
 from drumbeat.training.keras2 import resuming, steps
 from drumbeat.training.keras2.callbacks import PredictedRows, Rebalance, Together
 from drumbeat.training.keras_loops import (
-    batch_order,
+    all_rows,
     followed,
     own_errors,
     training_alone,
-    whole,
 )
 
 logger = logging.getLogger("drumbeat")
@@ -165,10 +164,9 @@ def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
             activity.during(Activity.PREDICTING),
             _one_step_at_a_time(self),
         ):
-            rows = PredictedRows()
+            rows = PredictedRows(strategy.extended.rows)
             outputs = _watched(original, signature, self, strategy, args, kwargs, rows)
-        order = batch_order(rows.counts, strategy)
-        return tf.nest.map_structure(lambda part: whole(part, order, strategy), outputs)
+        return all_rows(outputs, rows.counts, strategy)
 
     return predict
 
