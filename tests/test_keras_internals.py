@@ -85,3 +85,31 @@ def test_what_is_shown_beside_keras_numbers_is_in_their_file(tmp_path: Path) -> 
     (file,) = (tmp_path / "train").glob("events*")
     assert b"ours" in file.read_bytes()
     assert b"epoch_loss" in file.read_bytes()
+
+
+def test_masks_are_where_keras_looks_for_them() -> None:
+    masked = keras.layers.Masking()(np.array([[[1.0], [0.0]]], "float32"))
+    assert keras_internals.has_mask(masked)
+    assert np.array_equal(keras_internals.mask_of(masked), [[True, False]])
+    other = tf.constant([[[1.0], [5.0]]])
+    assert keras_internals.mask_of(other) is None
+    keras_internals.set_mask(other, tf.constant([[True, False]]))
+    assert float(keras.losses.MeanAbsoluteError()(tf.zeros([1, 2, 1]), other)) == 1.0
+
+
+def test_a_metric_of_a_loss_object_calls_that() -> None:
+    loss = keras.losses.MeanAbsoluteError()
+    assert keras_internals.is_loss(loss)
+    assert not keras_internals.is_loss(keras.losses.mean_absolute_error)
+    metric = keras.metrics.MeanMetricWrapper(loss)
+    assert metric._fn is loss
+    assert metric._fn_kwargs == {}
+
+
+def test_a_loss_object_has_its_function_and_its_reduction() -> None:
+    loss = keras.losses.CosineSimilarity(axis=0)
+    assert loss.fn is keras.losses.cosine_similarity
+    assert loss._fn_kwargs == {"axis": 0}
+    assert loss.reduction == "sum_over_batch_size"
+    assert keras_internals.is_keras_own(type(loss).call)
+    assert keras_internals.is_keras_own(loss.fn)

@@ -89,13 +89,13 @@ LOSS = Touch(
     module="keras.src.losses.loss",
     name="Loss.__call__",
     parameters=("y_true", "y_pred", "sample_weight"),
-    why="a loss that is one number for a batch is that of the global batch",
+    why="a loss that takes the rows of a batch together gets those of the global batch",
 )
 MEAN_OF_FUNCTION = Touch(
     module="keras.src.metrics.reduction_metrics",
     name="MeanMetricWrapper.update_state",
     parameters=("y_true", "y_pred", "sample_weight"),
-    why="a metric that is one number for a batch is that of the global batch",
+    why="a metric that takes the rows of a batch together gets those of the global batch",
 )
 ADDED_LOSS = Touch(
     module=_TRAINER,
@@ -245,7 +245,13 @@ TRAIN_STEP = Touch(
     module=_TRAINER,
     name="TensorFlowTrainer.train_step",
     parameters=("data",),
-    why="parts of it are compiled by XLA",
+    why="parts of it are compiled by XLA; in it only the compiled loss takes its part of a mean",
+)
+TEST_STEP = Touch(
+    module=_TRAINER,
+    name="TensorFlowTrainer.test_step",
+    parameters=("data",),
+    why="in Keras's own steps only the compiled loss takes a worker's part of a mean",
 )
 TEST_ON_BATCH = Touch(
     module=_TRAINER,
@@ -326,7 +332,7 @@ COMPILED_LOSS = Touch(
     module="keras.src.trainers.compile_utils",
     name="CompileLoss.call",
     parameters=("y_true", "y_pred", "sample_weight"),
-    why="the mean loss of each output counts a worker's part of a batch by its rows",
+    why="what compile() was given takes its part of a mean, and so does its mean over an epoch",
 )
 MEAN_UPDATE = Touch(
     module="keras.src.metrics.reduction_metrics",
@@ -598,9 +604,25 @@ def outputs_and_loss(model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[An
     return outputs, model.optimizer.scale_loss(loss)
 
 
+def mask_of(tensor: Any) -> Any | None:
+    """The mask that Keras, 3 or 2, has noted on `tensor`, if any."""
+    return getattr(tensor, "_keras_mask", None)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Note a mask on `tensor`, for Keras's losses and metrics."""
+    tensor._keras_mask = mask
+
+
 def has_mask(tensor: Any) -> bool:
     """Whether Keras has noted a mask on `tensor`."""
-    return getattr(tensor, "_keras_mask", None) is not None
+    return mask_of(tensor) is not None
+
+
+def is_loss(function: Any) -> bool:
+    """Whether what a metric calls is a loss object, of Keras 3 or 2."""
+    classes = type(function).__mro__
+    return any(each.__name__ == "Loss" and is_keras_own(each) for each in classes)
 
 
 def in_stateless_scope() -> bool:

@@ -64,13 +64,26 @@ LOSS = Touch(
     module="tf_keras.src.losses",
     name="Loss.__call__",
     parameters=("y_true", "y_pred", "sample_weight"),
-    why="within a loss the number of replicas is what it is",
+    why="within a loss the number of replicas is what it is; one that takes the rows of a batch "
+    "together gets those of the global batch",
+)
+LOSS_REDUCTION = Touch(
+    module="tf_keras.src.losses",
+    name="Loss._get_reduction",
+    parameters=(),
+    why="it refuses means in a strategy that the script knows nothing of",
+)
+MEAN_UPDATE = Touch(
+    module="tf_keras.src.metrics.base_metric",
+    name="Reduce.update_state",
+    parameters=("values", "sample_weight"),
+    why="a number of the global batch that all workers have counts once",
 )
 MEAN_OF_FUNCTION = Touch(
     module="tf_keras.src.metrics.base_metric",
     name="MeanMetricWrapper.update_state",
     parameters=("y_true", "y_pred", "sample_weight"),
-    why="a metric that is one number for a batch is that of the global batch",
+    why="a metric that takes the rows of a batch together gets those of the global batch",
 )
 OPTIMIZER_APPLY = Touch(
     module="tf_keras.src.optimizers.optimizer",

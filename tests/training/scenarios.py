@@ -686,6 +686,29 @@ def loss_is_not_reduced():
     return _with_loss(_reduction("none"))
 
 
+@scenario
+def losses_within_others():
+    """A loss object counts once, within a layer, within a loss and as a metric too."""
+    x, y = data(130)
+    targets = np.eye(3, dtype="float32")[y]
+    huber = keras.losses.Huber()
+
+    class Endpoint(keras.layers.Layer):
+        def call(self, inputs):
+            self.add_loss(keras.losses.MeanSquaredError()(inputs**2, inputs))
+            return inputs
+
+    def loss(y_true, y_pred):
+        return tf.reduce_mean(tf.square(y_true - y_pred), -1) + huber(y_true, y_pred)
+
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3), Endpoint()])
+        model.compile("sgd", loss, metrics=[keras.losses.MeanAbsoluteError()])
+    history = model.fit(x, targets, batch_size=32, epochs=2, verbose=0)
+    scores = model.evaluate(x, targets, batch_size=32, verbose=0)
+    return outcome(model, history, scores=np.array(scores))
+
+
 # Layers with state --------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.collectives.compression.residuals import Owner
-from drumbeat.training import compiled, current, local_sgd
+from drumbeat.training import compiled, current, local_sgd, loss_parts
 from drumbeat.training.keras_loops import warn_of_a_loop_alone
 
 _reduced = threading.local()
@@ -34,6 +34,8 @@ def _scale(original: Callable[..., Any]) -> Callable[..., Any]:
         strategy = current.in_replica()
         if strategy is None:
             return original(value)
+        if not loss_parts.is_part():
+            return value
         return value * strategy.extended.loss_fraction(value.dtype)
 
     return scale_loss_for_distribution
@@ -70,12 +72,15 @@ def _reduce_values(original: Callable[..., Any]) -> Callable[..., Any]:
         is_of_all = strategy.extended.local_sgd is None
         if is_of_all and reduction == "mean_with_sample_weight" and sample_weight is not None:
             weight = strategy.extended.total(tf.reduce_sum(tf.cast(sample_weight, values.dtype)))
-            return tf.math.divide_no_nan(tf.reduce_sum(values), weight)
+            part = tf.math.divide_no_nan(tf.reduce_sum(values), weight)
+            if loss_parts.is_part():
+                return part
+            return tf.math.divide_no_nan(part, strategy.extended.loss_fraction(part.dtype))
         if values.shape.rank == 1 and values.shape[0] == 0 and reduction in _SUMS:
             # Keras would return it as it is, and other workers have a number.
             return tf.reduce_sum(values)
         loss = original(values, sample_weight, reduction)
-        if values.shape.rank == 0 and reduction in _SUMS[:-1]:
+        if values.shape.rank == 0 and reduction in _SUMS[:-1] and loss_parts.is_part():
             # A loss function that has taken the mean over its rows itself.
             return loss * strategy.extended.loss_fraction(loss.dtype)
         return loss

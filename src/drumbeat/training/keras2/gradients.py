@@ -14,7 +14,8 @@ from drumbeat import tf_keras_internals as touch
 from drumbeat.collectives.compression.residuals import Owner
 from drumbeat.keras_internals import is_keras_own, replace_methods
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import added_losses, current, divergence, whole_batch
+from drumbeat.tf_internals import unconverted
+from drumbeat.training import added_losses, current, divergence, loss_parts, whole_batch
 
 
 class _Here(threading.local):
@@ -32,7 +33,9 @@ def integrate() -> None:
     touch.wrap(touch.VALID_MASK, _valid_mask)
     touch.wrap(touch.COMPILED_LOSS, _compiled_loss)
     touch.wrap(touch.LOSS, _loss)
+    touch.wrap(touch.LOSS_REDUCTION, _reduction)
     touch.wrap(touch.MEAN_OF_FUNCTION, _metric)
+    touch.wrap(touch.MEAN_UPDATE, _mean_update)
     touch.wrap(touch.OPTIMIZER_APPLY, _apply("skip_gradients_aggregation"))
     touch.wrap(touch.LOSS_SCALE_APPLY, _apply("skip_gradients_aggregation"))
     for old in (touch.LEGACY_APPLY, touch.LEGACY_LOSS_SCALE_APPLY):
@@ -91,7 +94,8 @@ def _compiled_loss(original: Callable[..., Any]) -> Callable[..., Any]:
         if added:
             kwargs["regularization_losses"] = [added_losses.as_a_mean(loss) for loss in added]
         # A loss that is a sum is shown times the number of replicas, as if all had as many rows.
-        with strategy.extended.counted_as(_Whole(strategy)):
+        whole = strategy.extended.counted_as(_Whole(strategy))
+        with whole, loss_parts.called(loss_parts.COMPILED):
             return original(self, *args, **kwargs)
 
     return call
@@ -109,53 +113,69 @@ class _Whole:
 
 
 def _loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    @unconverted
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         strategy = current.in_replica()
         if strategy is None:
             return original(self, *args, **kwargs)
-        with strategy.extended.counted_as(None):
-            given = _whole(self, *args, **kwargs)
+        with strategy.extended.counted_as(None), loss_parts.computed(self) as place:
+            given = _whole(self, *args, **kwargs) if place.is_compiled else None
             if given is None:
                 return original(self, *args, **kwargs)
             with current.as_one_worker(strategy):
                 loss = original(self, *given)
-            is_scaled_later = self._get_reduction() in ("auto", "sum_over_batch_size")
-            return whole_batch.unscaled(loss, strategy, is_part=not is_scaled_later)
+            if loss_parts.is_mean(self):
+                return loss  # Its part is taken from what it returns.
+            return loss * strategy.extended.loss_fraction(loss.dtype)
 
     return call
 
 
 def _whole(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> list[Any] | None:
-    """What a loss that is one number for a batch is given of the global batch, else None."""
+    """What a loss is given of the global batch, None where its own rows do."""
     strategy = current.with_whole_batches()
-    function = getattr(loss, "fn", type(loss))
-    if strategy is None or not whole_batch.may_be_one_number(function):
+    if strategy is None or _has_parts(y_true, y_pred):
         return None
-    if not whole_batch.is_one_number(loss.call(y_true, y_pred)):
+    if not whole_batch.loss_mixes_rows(loss, y_true, y_pred, strategy):
         return None
     given = [y_true, y_pred] if sample_weight is None else [y_true, y_pred, sample_weight]
     return whole_batch.everyones(given, strategy)
 
 
+def _has_parts(*given: Any) -> bool:
+    """Whether there are tensors among these that consist of several, as ragged ones do."""
+    return any(isinstance(each, tf.RaggedTensor | tf.SparseTensor) for each in given)
+
+
+def _reduction(original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_reduction(self: Any) -> Any:
+        strategy = current.at_hand()
+        if strategy is None or not strategy.extended.adopts:
+            return original(self)
+        # The script knows of no strategy, under which Keras wants means to be taken by hand.
+        before, self._allow_sum_over_batch_size = self._allow_sum_over_batch_size, True
+        try:
+            return original(self)
+        finally:
+            self._allow_sum_over_batch_size = before
+
+    return get_reduction
+
+
 def _metric(original: Callable[..., Any]) -> Callable[..., Any]:
     @tf.autograph.experimental.do_not_convert
     def update_state(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        given = (y_true, y_pred)
-        strategy = current.with_whole_batches()
-        if strategy is None or sample_weight is not None:
-            return original(self, *given, sample_weight)
-        if not whole_batch.may_be_one_number(self._fn):
-            return original(self, *given, sample_weight)
-        casted = [tf.cast(each, self.dtype) for each in given]
-        if not whole_batch.is_one_number(self._fn(*casted, **self._fn_kwargs)):
-            return original(self, *given)
-        # All replicas have the number of this batch, which counts once.
-        once = strategy.extended.loss_fraction(tf.as_dtype(self.dtype))
-        of_all = whole_batch.everyones(casted, strategy)
-        with current.as_one_worker(strategy):
-            return original(self, *of_all, once)
+        weights = [] if sample_weight is None else [sample_weight]
+        if _has_parts(y_true, y_pred):
+            return original(self, y_true, y_pred, *weights)
+        given = [tf.cast(each, self.dtype) for each in (y_true, y_pred)]
+        return whole_batch.counted_of_all(original, self, [*given, *weights])
 
     return update_state
+
+
+def _mean_update(original: Callable[..., Any]) -> Callable[..., Any]:
+    return tf.autograph.experimental.do_not_convert(whole_batch.mean_update(original))
 
 
 _SKIPS = {"skip_gradients_aggregation": True, "experimental_aggregate_gradients": False}
