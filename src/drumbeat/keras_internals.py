@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -577,6 +577,11 @@ def has_keras_train_step(model: Any) -> bool:
 def all_layers(model: Any) -> list[Any]:
     """`model`, of either Keras, and all layers in it, in Keras's order."""
     return list(model._flatten_layers())
+
+
+def added_by(loss: Any, layers: Sequence[Any]) -> Any | None:
+    """Which of `layers` has added `loss`, None where it is of weights alone."""
+    return next((each for each in layers if any(loss is own for own in each._losses)), None)
 
 
 def supports_jit(model: Any) -> bool:

@@ -148,6 +148,18 @@ def test_with_parameter_servers_it_is_said_that_the_chief_trains_alone(tmp_path)
             "model.fit(x, x[:, :1], epochs=2, verbose=0)",
             "moving_mean (and 1 more) is worked out from each worker's own rows",
         ),
+        (
+            "class Adds(keras.layers.Layer):\n"
+            "    def call(self, z):\n"
+            "        self.add_loss(tf.norm(z + tf.random.normal([2])))\n"
+            "        return z\n"
+            "model = keras.Sequential([Adds(name='own'), keras.layers.Dense(1)])\n"
+            "model.compile('sgd', 'mse')\n"
+            "model.fit(x, x[:, :1], epochs=2, verbose=0)\n"
+            "model.compile('sgd', 'mse', run_eagerly=True)\n"
+            "model.fit(x, x[:, :1], epochs=2, verbose=0)",
+            "Whether what the layer own adds to the loss is a mean over the rows",
+        ),
     ],
     ids=[
         "a loop",
@@ -156,6 +168,7 @@ def test_with_parameter_servers_it_is_said_that_the_chief_trains_alone(tmp_path)
         "a stateful layer",
         "compiled anew",
         "moving statistics",
+        "added losses",
     ],
 )
 def test_what_each_worker_trains_for_itself_is_said_once(tmp_path, body, said):

@@ -22,7 +22,7 @@ import tensorflow as tf
 from drumbeat import keras_internals as touch
 from drumbeat.data.rows import num_rows
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import current
+from drumbeat.training import current, row_marks
 
 
 def integrate() -> None:
@@ -36,7 +36,7 @@ def integrate() -> None:
 def _make_function(original: Callable[..., Any]) -> Callable[..., Any]:
     def make_function(self: Any, step_function: Callable[..., Any]) -> Any:
         if step_function == self.train_step and _always_has_rows.get(self, False):
-            return original(self, lambda batch: step_function(of_any_number(batch)))
+            return original(self, lambda batch: step_function(row_marks.of_any_number(batch)))
         return original(self, lambda batch: with_rows(step_function, batch)[0])
 
     return make_function
@@ -89,29 +89,11 @@ def with_rows(step_function: Callable[[Any], Any], batch: Any) -> tuple[Any, Any
     strategy = current.in_replica()
     rows = num_rows(batch)
     if strategy is None or rows is None or (isinstance(rows, int) and rows > 0):
-        return step_function(of_any_number(batch)), None
+        return step_function(row_marks.of_any_number(batch)), None
     absent = tf.equal(rows, 0)
     batch = tf.nest.map_structure(lambda leaf: _stand_in(leaf, absent), batch)
     with strategy.extended.standing_in(absent):
-        return step_function(batch), absent
-
-
-def of_any_number(batch: Any) -> Any:
-    """`batch`, whose number of rows is not known in the graph that is traced.
-
-    As with one worker, where a batch comes out of a dataset. A number would look like any other
-    there, and what is divided by it like a sum. As it is where the script names a strategy, and in
-    what runs eagerly.
-    """
-    if tf.executing_eagerly() or current.with_whole_batches() is None:
-        return batch
-    return tf.nest.map_structure(_of_any_number, batch)
-
-
-def _of_any_number(leaf: Any) -> Any:
-    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank or leaf.shape[0] is None:
-        return leaf
-    return tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=[None, *leaf.shape[1:]])
+        return step_function(row_marks.of_any_number(batch)), absent
 
 
 def left_out(output: Any, absent: Any) -> Any:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from drumbeat import keras_internals as touch
 from drumbeat.data.rows import Span
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import absence, current
+from drumbeat.training import current, row_marks
 
 
 class NotCompilable(Exception):
@@ -115,7 +115,8 @@ class Gradients:
     def _compute(self, data: Any, span: Any, absent: Any) -> tuple[Any, list[Any]]:
         replica = self._strategy.extended.replicas.current
         assert replica is not None  # noqa: S101
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(absence.of_any_number(data))
+        data = row_marks.of_any_number(data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         before, _here.gradients = _here.gradients, self._jit
         try:
             with replica.seen_as(Span(*span), absent):

@@ -32,7 +32,7 @@ import keras
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
-from drumbeat.training import compiled, current
+from drumbeat.training import compiled, current, row_marks
 
 # Numbers drawn from one count of Philox, which are 128 bits.
 PER_COUNT = {tf.float16: 4, tf.bfloat16: 4, tf.float32: 4, tf.float64: 2}
@@ -53,7 +53,7 @@ def _in_replicas(make: _Make, original: Callable[..., Any]) -> Callable[..., Any
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         alone = current.in_replica() is None
-        return original(*args, **kwargs) if alone else ours(*args, **kwargs)
+        return original(*args, **kwargs) if alone else row_marks.drawn(ours(*args, **kwargs))
 
     return draw
 

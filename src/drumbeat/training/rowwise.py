@@ -93,8 +93,8 @@ def _without_variables(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd")
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_HARMLESS = (*_READS, *_CALLS, "Placeholder", "Assert")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_HARMLESS = (*_READS, *CALLS, "Placeholder", "Assert")
 
 
 def _leaves_something_behind(graph: Any) -> bool:
@@ -102,7 +102,7 @@ def _leaves_something_behind(graph: Any) -> bool:
     for operation in graph.get_operations():
         if operation.type not in _HARMLESS and operation.op_def.is_stateful:
             return True
-        if operation.type in _CALLS and _leaves_something_behind(_called(operation)):
+        if operation.type in CALLS and _leaves_something_behind(_called(operation)):
             return True
     return False
 
@@ -116,9 +116,15 @@ class Rows:
 
     Args:
         inputs: As `is_rowwise` has them.
+        surely: Of an operation, whether a first axis of unknown length that its results have is
+            surely one of rows kept apart, whatever it does.
     """
 
-    def __init__(self, inputs: Iterable[Any]) -> None:
+    def __init__(
+        self, inputs: Iterable[Any], surely: Callable[[Any], bool] = lambda operation: False
+    ) -> None:
+        self._surely = surely
+        self._followed = 0
         self._kinds: dict[str, Found] = {
             tensor.name: ROWS if tensor.shape.rank else FIXED for tensor in inputs
         }
@@ -129,10 +135,21 @@ class Rows:
         """What is known of a tensor; None where it may mix rows."""
         return self._kinds.get(tensor.name)
 
+    def begins_with_rows(self, shape: Any) -> bool:
+        """Whether this is the number of rows, or a shape that begins with it."""
+        return self._counts.begins_with_rows(shape)
+
     def follow(self, graph: Any) -> None:
-        """Go through all operations of `graph`, which are in an order in which they can run."""
-        for operation in graph.get_operations():
+        """Go through the operations of `graph`, of which more may come before the next call.
+
+        They are in an order in which they can run.
+        """
+        new = graph.get_operations()[self._followed :]
+        self._followed += len(new)
+        for operation in new:
             kinds = self._of_outputs(operation)
+            if self._surely(operation):
+                kinds = map(_surely, kinds, operation.outputs)
             for tensor, kind in zip(operation.outputs, kinds, strict=True):
                 if tensor.name not in self._given:
                     self._kinds[tensor.name] = kind
@@ -147,20 +164,25 @@ class Rows:
             return [None] * count
         if operation.type == "IdentityN":
             return kinds
-        if operation.type in _CALLS:
+        if operation.type in CALLS:
             return self._of_call(operation)
         if all(kind in (FIXED, COUNT) for kind in kinds):
             return [self._of_numbers(operation, kinds)] * count
         return [self._of_rows(operation, kinds)] * count
 
     def _of_call(self, operation: Any) -> list[Found]:
-        graph = _called(operation)
-        within = Rows(())
-        for tensor, outer in zip(graph.inputs, operation.inputs, strict=True):
+        graph, within = self.within(operation)
+        return [within.of(output) for output in graph.outputs]
+
+    def within(self, call: Any) -> tuple[Any, Rows]:
+        """The graph of the function that a PartitionedCall calls, and what its tensors are."""
+        graph = _called(call)
+        within = Rows((), self._surely)
+        for tensor, outer in zip(graph.inputs, call.inputs, strict=True):
             within._kinds[tensor.name] = self.of(outer)
             within._given.add(tensor.name)
         within.follow(graph)
-        return [within.of(output) for output in graph.outputs]
+        return graph, within
 
     # Numbers and shapes ----------------------------------------------------
 
@@ -240,6 +262,11 @@ def _last_known(shape: Any) -> int:
             break
         known *= size
     return known
+
+
+def _surely(kind: Found, tensor: Any) -> Found:
+    is_known = kind in (ROWS, FLAT) or not tensor.shape.rank or tensor.shape[0] is not None
+    return kind if is_known else ROWS
 
 
 def _of_captured(tensor: Any) -> Found:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat import tf_keras_internals as touch
-from drumbeat.training import absence, current
+from drumbeat.training import absence, current, row_marks
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -36,7 +36,7 @@ def _step(model_of: Callable[[], Any], name: str, data: Any) -> Any:
     model = model_of()
     step = functools.partial(getattr(type(model), name), model)
     if name == "train_step" and absence.has_always_rows(model):
-        return step(absence.of_any_number(data))
+        return step(row_marks.of_any_number(data))
     outputs, absent = absence.with_rows(functools.partial(_without_trace, model, step), data)
     if absent is None or name != "predict_step":
         return outputs

@@ -1,0 +1,44 @@
+"""Tensors in the graph of a step that have an entry for each row of a batch, marked as such.
+
+Where a script names no strategy, what its layers do is looked at in the graph, see `step_rows`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from drumbeat.training import current
+
+_TYPE, _NAME = "PlaceholderWithDefault", "drumbeat_rows"
+
+
+def of_any_number(batch: Any) -> Any:
+    """`batch`, whose number of rows is not known in the graph that is traced.
+
+    As with one worker, where a batch comes out of a dataset. A number would look like any other
+    there, and what is divided by it like a sum. As it is where the script names a strategy, and in
+    what runs eagerly.
+    """
+    if tf.executing_eagerly() or current.with_whole_batches() is None:
+        return batch
+    return tf.nest.map_structure(_marked, batch)
+
+
+def drawn(numbers: Any) -> Any:
+    """Random numbers of which each row gets its own, if they have a first axis of any length."""
+    if not isinstance(numbers, tf.Tensor) or not numbers.shape.rank or numbers.shape[0] is not None:
+        return numbers
+    return of_any_number(numbers)
+
+
+def is_mark(operation: Any) -> bool:
+    """Whether the result of an operation is marked."""
+    return operation.type == _TYPE and _NAME in operation.name
+
+
+def _marked(leaf: Any) -> Any:
+    if not isinstance(leaf, tf.Tensor) or not leaf.shape.rank:
+        return leaf
+    return tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=[None, *leaf.shape[1:]], name=_NAME)
