@@ -278,6 +278,25 @@ def rows_compared():
         keep(f"rows_{number}", model, model.fit(x[:145], given, batch_size=48, verbose=0))
 
 
+class EachToken(keras.layers.Layer):
+    def call(self, inputs):
+        return tf.reshape(inputs, [-1, inputs.shape[-1]])
+
+
+def tokens_in_a_row():
+    """An output with several entries for each row along its first axis."""
+
+    def loss(y_true, y_pred):
+        each = tf.square(tf.reshape(y_true, [-1, 1]) - y_pred)
+        return tf.sqrt(tf.reduce_mean(each))
+
+    layers = [keras.layers.Reshape((6, 1)), keras.layers.LSTM(4, return_sequences=True)]
+    layers += [EachToken(), keras.layers.Dense(1, "softsign")]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.compile("sgd", loss)
+    keep("tokens", model, model.fit(x[:97], x[:97], batch_size=48, verbose=0))
+
+
 def transfer():
     base = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5, "relu")])
     base.trainable = False
@@ -299,6 +318,7 @@ cases = (
     one_number_for_a_batch,
     losses_within,
     rows_compared,
+    tokens_in_a_row,
     added_losses,
     own_optimizers,
     transfer,

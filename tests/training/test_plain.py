@@ -97,6 +97,41 @@ for _ in range(3):
 """
 
 
+MIXED = """
+import keras, numpy as np, tensorflow as tf
+from drumbeat.errors import DataError
+x = np.arange(40, dtype="float32").reshape(10, 4) / 40
+class Mixed(keras.Model):
+    def __init__(self, how):
+        super().__init__()
+        self.dense, self.how = keras.layers.Dense(3), how
+    def call(self, x):
+        return self.how(self.dense(x), self.dense(-x))
+def loss(_, scores):
+    return tf.sqrt(tf.reduce_mean(tf.square(scores)))
+for how in (lambda a, b: tf.concat([a, b], 0), lambda a, b: a @ tf.transpose(b)):
+    for eager in (False, True):
+        model = Mixed(how)
+        model.compile("sgd", loss, run_eagerly=eager)
+        try:
+            model.fit(x, x, batch_size=10, verbose=0)
+        except DataError as error:
+            print("refused:", error)
+"""
+
+
+@SLOW
+def test_outputs_whose_rows_cannot_be_told_are_refused_by_all_workers(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(MIXED)
+    said = run(script, "-n", "2")
+    behind = "with 10 entries along its first axis for 5 rows of this worker; expected one"
+    assert said.count(behind) == 4
+    assert said.count("drumbeat run -n 1.\n") == 4
+    assert said.count("Without run_eagerly a reshape would be seen.") == 2
+    assert said.count("refused: an output of the model has shape [rows, rows]") == 2
+
+
 @SLOW
 def test_with_parameter_servers_it_is_said_that_the_chief_trains_alone(tmp_path):
     script = tmp_path / "train.py"

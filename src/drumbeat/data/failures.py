@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from drumbeat.errors import DataError
 
-_OWN = re.compile(r"DataError: ([^\n]*)")
+# An assertion in a graph gives its text in brackets.
+_OWN = re.compile(r"DataError: ([^\n]*?)\]?$", re.MULTILINE)
 # Examples that don't fit into one batch, in TensorFlow's words.
 _SHAPES = re.compile(
     r"(?:Cannot batch tensors with different shapes|Cannot add tensor to the batch)([^\n]*)"

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import current, loss_parts
+from drumbeat.training import current, first_axis, loss_parts
 from drumbeat.training.rowwise import is_rowwise_function
 
 
@@ -91,8 +91,12 @@ def everyones(data: Any, strategy: DataParallelStrategy) -> Any:
     """Tensors with the rows of the global batch, where each of `data` has this replica's.
 
     A gradient flows to this replica's rows. It is that of a value of which the replica takes its
-    part, and yet whole: no other has it. A tensor may have several first entries for each row, one
-    after the other. Numbers stay as they are, and masks come along.
+    part, and yet whole: no other has it. A tensor may have several first entries for each row, as
+    `first_axis.entries` says. Numbers stay as they are, and masks come along.
+
+    Raises:
+        DataError: A tensor surely has rows along two axes. In a graph, where one has other
+            entries than rows, an error that `own_errors` makes one of, on all workers.
     """
     return tf.nest.map_structure(lambda leaf: _everyones(leaf, strategy), data)
 
@@ -102,23 +106,32 @@ def _everyones(leaf: Any, strategy: DataParallelStrategy) -> Any:
     if own.shape.rank == 0:
         return own
     span = strategy.extended.span()
-    count = tf.shape(own, tf.int64)[0]
-    of_each = count // tf.maximum(span.rows, 1)
-    start, rows, total = span.start * of_each, span.rows * of_each, span.total * of_each
+    entries = first_axis.entries(own, span.rows)
+    start, rows, total = (entries.of_each * each for each in span)
     own = own[:rows]  # None of a row that stands in for none.
-    around = tf.stack([start, total - start - rows])[None]
-    padding = tf.pad(around, [[0, own.shape.rank - 1], [0, 0]])
-    sent = tf.stop_gradient(own)
-    if not sent.dtype.is_floating:
-        sent = tf.cast(sent, tf.int64)
-    of_all = tf.stop_gradient(strategy.extended.total(tf.pad(sent, padding)))
-    of_all = tf.cast(of_all, own.dtype)
+    of_all, are_known = _exchanged(own, start, total, entries.are_known, strategy)
     if own.dtype.is_floating:
         own = _with_whole_gradient(own, strategy.extended.loss_fraction(own.dtype))
-    whole = tf.concat([of_all[:start], own, of_all[start + rows :]], 0)
+    with tf.control_dependencies([first_axis.check_all(are_known, entries.count, span.rows)]):
+        whole = tf.concat([of_all[:start], own, of_all[start + rows :]], 0)
     if mask is not None:
         touch.set_mask(whole, _everyones(mask, strategy))
     return whole
+
+
+def _exchanged(
+    own: Any, start: Any, total: Any, is_right: Any, strategy: DataParallelStrategy
+) -> tuple[Any, Any]:
+    """All replicas' entries, of which each has its `own`, and whether `is_right` on all."""
+    sent = tf.stop_gradient(own)
+    if not sent.dtype.is_floating:
+        sent = tf.cast(sent, tf.int64)
+    around = tf.stack([start, total - start - tf.shape(own, tf.int64)[0]])[None]
+    sent = tf.pad(sent, tf.pad(around, [[0, own.shape.rank - 1], [0, 0]]))
+    # What another replica finds wrong comes with its entries, as one more.
+    wrong = tf.fill(tf.shape(sent[:1]), tf.cast(~is_right, sent.dtype))
+    of_all = tf.stop_gradient(strategy.extended.total(tf.concat([sent, wrong], 0)))
+    return tf.cast(of_all[:-1], own.dtype), tf.reduce_all(of_all[-1] == 0)
 
 
 def _with_whole_gradient(own: Any, fraction: Any) -> Any:
