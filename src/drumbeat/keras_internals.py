@@ -217,6 +217,12 @@ BATCH_MOMENTS = Touch(
     parameters=("inputs", "mask"),
     why="a stand-in row doesn't count in moving statistics",
 )
+COMPILE = Touch(
+    module="keras.src.trainers.trainer",
+    name="Trainer.compile",
+    parameters=("optimizer", "loss", "loss_weights", "metrics"),
+    why="where there is a GPU, Keras's own choice of XLA isn't told from the user's later",
+)
 FIT = Touch(
     module=_TRAINER,
     name="TensorFlowTrainer.fit",

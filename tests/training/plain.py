@@ -98,6 +98,25 @@ def by_batches():
     keep("batches", model, losses=losses, tested=model.test_on_batch(x[:70], y[:70]))
 
 
+class OnGpu(keras.Sequential):
+    """Where there is one, Keras 3 asks for XLA by itself, before workers come in."""
+
+    def _resolve_auto_jit_compile(self):
+        return True
+
+
+def batches_in_other_modes():
+    for name, kind, options in (
+        ("eager", keras.Sequential, {"run_eagerly": True}),
+        ("jit", keras.Sequential, {"jit_compile": True}),
+        ("auto", OnGpu, {}),
+    ):
+        model = kind([keras.Input((6,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse", **options)
+        losses = [model.train_on_batch(x[:21], x[:21, :3]), model.test_on_batch(x[:1], x[:1, :3])]
+        keep(name, model, losses=losses)
+
+
 class Subclassed(keras.Model):
     def __init__(self):
         super().__init__()
@@ -314,6 +333,7 @@ cases = (
     dropout,
     pipeline,
     by_batches,
+    batches_in_other_modes,
     subclassed,
     one_number_for_a_batch,
     losses_within,

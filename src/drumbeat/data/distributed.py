@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 
 from drumbeat.data.position import starting_at
@@ -384,7 +385,9 @@ def _has_rows(spec: Any) -> bool:
 
 
 def rows_of(leaf: Any, start: Any, stop: Any) -> Any:
-    """The rows `[start, stop)` of a tensor; a scalar, or what is no tensor, as it is."""
+    """The rows `[start, stop)` of a tensor or an array; a scalar, or what is neither, as it is."""
+    if isinstance(leaf, np.ndarray):
+        leaf = tf.convert_to_tensor(leaf)
     if isinstance(leaf, tf.SparseTensor):
         start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
         rest = leaf.dense_shape[1:]

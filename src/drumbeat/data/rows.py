@@ -109,8 +109,10 @@ def num_rows(structure: Any) -> Any:
             return leaf.nrows(out_type=tf.int64)
         if isinstance(leaf, tf.SparseTensor):
             return leaf.dense_shape[0]
-        shape = getattr(leaf, "shape", None)
-        if shape is None or shape.rank == 0:
+        if getattr(leaf, "shape", None) is None:
+            continue
+        shape: Any = tf.TensorShape(leaf.shape)  # An array has a tuple.
+        if shape.rank == 0:
             continue
         if shape.rank is not None and shape[0] is not None:
             return int(shape[0])

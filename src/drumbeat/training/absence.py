@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
@@ -104,6 +105,8 @@ def left_out(output: Any, absent: Any) -> Any:
 
 
 def _stand_in(leaf: Any, absent: Any) -> Any:
+    if isinstance(leaf, np.ndarray):  # Of train_on_batch, where it runs eagerly.
+        leaf = tf.convert_to_tensor(leaf)
     if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0:
         return leaf
 

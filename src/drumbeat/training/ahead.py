@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,11 @@ from drumbeat import keras_internals as touch
 from drumbeat.data.batch_rows import least_rows, usual_rows
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.training import absence, jit
+
+
+def integrate() -> None:
+    """Have it known what the user asked for."""
+    touch.wrap(touch.COMPILE, _compile)
 
 
 @dataclass(frozen=True)
@@ -67,11 +73,25 @@ def built(model: Any, epochs: Any) -> None:
 
 
 _asked: Any = weakref.WeakSet()
+"""Models that the user wants XLA to compile the steps of."""
 
 
-def ask_for_jit(model: Any) -> None:
-    """The user wants XLA to compile the steps of `model`."""
-    _asked.add(model)
+def _compile(original: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(original)
+
+    def compile(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs).arguments.get("jit_compile", "auto")
+        (_asked.add if given != "auto" and self.jit_compile else _asked.discard)(self)
+
+    return compile
+
+
+def leave_out_jit(model: Any) -> None:
+    """Has Keras not compile whole steps: XLA can't compile the collectives in them, but parts."""
+    if model.jit_compile:
+        model.jit_compile = False
+        model.train_function = model.test_function = model.predict_function = None
 
 
 def _least_rows(data: Any, epochs: Any) -> int:

@@ -152,11 +152,7 @@ def _evaluate(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _prepare(model: Any, strategy: DataParallelStrategy) -> None:
     randomness.agree(strategy.communicator)
-    if model.jit_compile:
-        # XLA can't compile the collectives within a step, but parts of it.
-        ahead.ask_for_jit(model)
-        model.jit_compile = False
-        model.train_function = model.test_function = model.predict_function = None
+    ahead.leave_out_jit(model)
 
 
 def _predict(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,6 +193,7 @@ def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
             trains = original.__name__ == touch.TRAIN_ON_BATCH.attribute
             with training_alone(self, os.environ) if trains else contextlib.nullcontext():
                 return original(self, *args, **kwargs)
+        ahead.leave_out_jit(self)
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments

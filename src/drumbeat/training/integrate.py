@@ -14,6 +14,7 @@ from drumbeat.errors import ConfigError
 from drumbeat.training import (
     absence,
     added_losses,
+    ahead,
     callback_times,
     compiled,
     epochs,
@@ -57,6 +58,7 @@ def integrate() -> None:
         random_draws,
         absence,
         shard_state,
+        ahead,
         fit,
         state_sync,
         saving,
