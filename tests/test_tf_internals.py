@@ -259,6 +259,22 @@ def test_the_global_generator_is_the_one_that_draws() -> None:
     assert tf_internals.global_generator() is generator
 
 
+def test_captured_variables_are_found_from_within_functions() -> None:
+    variable, found = tf.Variable(1.0), []
+
+    @tf.function
+    def inner() -> tf.Tensor:
+        read = variable + 1.0
+        reads = tf.compat.v1.get_default_graph().get_operations()
+        reads = [each for each in reads if each.type == "ReadVariableOp"]
+        found.extend(tf_internals.captured(each.inputs[0]) for each in reads)
+        return read
+
+    tf.function(lambda: inner() + 1.0).get_concrete_function()
+    assert found
+    assert all(each is variable.handle for each in found)
+
+
 def test_functions_of_maps_can_be_called_in_other_maps() -> None:
     def function(x: tf.Tensor) -> tuple[tf.Tensor, tf.RaggedTensor]:
         return x + 1, tf.ragged.range([x, 1])

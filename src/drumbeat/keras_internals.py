@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 # The one metric that stands for those given to compile(), and has no public name.
 from keras.src.trainers.compile_utils import CompileMetrics as CompileMetrics
@@ -583,6 +584,16 @@ def has_keras_train_step(model: Any) -> bool:
 def all_layers(model: Any) -> list[Any]:
     """`model`, of either Keras, and all layers in it, in Keras's order."""
     return list(model._flatten_layers())
+
+
+def plain_variables(layers: Iterable[Any]) -> dict[str, tf.Variable]:
+    """By paths, what `layers` hold of TensorFlow's own variables, of which Keras 3 doesn't know."""
+    return {
+        f"{getattr(layer, 'path', None) or layer.name}/{name}": held
+        for layer in layers
+        for name, held in vars(layer).items()
+        if isinstance(held, tf.Variable)
+    }
 
 
 def added_by(loss: Any, layers: Sequence[Any]) -> Any | None:

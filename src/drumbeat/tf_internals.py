@@ -107,6 +107,7 @@ __all__ = [
     "broadcast_recv_v2",
     "broadcast_send_v2",
     "call_after_writing",
+    "captured",
     "called_graph",
     "context_is_initialized",
     "create_on_each_worker",
@@ -269,6 +270,21 @@ def resliced(dataset: Any, tensors: list[Any]) -> tf.data.Dataset:
 def called_graph(operation: tf.Operation) -> tf.Graph:
     """The graph, with its `inputs` and `outputs`, of the function that a PartitionedCall calls."""
     return operation.graph._get_function(operation.get_attr("f").name).graph
+
+
+def captured(tensor: tf.Tensor) -> Any:
+    """What a placeholder in a function's graph stands for outside of all graphs.
+
+    The placeholder itself, or one in a graph around it, where it stands for an argument.
+    """
+    while True:
+        captures = getattr(tensor.graph, "captures", ())
+        outer = next((outer for outer, inner in captures if inner is tensor), None)
+        if outer is None:
+            return tensor
+        if not hasattr(outer, "op"):
+            return outer  # has a value
+        tensor = outer
 
 
 def stateful_ops(dataset: Any) -> set[str]:

@@ -45,6 +45,7 @@ def _aggregate(original: Callable[..., Any]) -> Callable[..., Any]:
     return aggregate
 
 
+@tf.autograph.experimental.do_not_convert
 def as_a_mean(loss: Any, layers: Sequence[Any] = (), owner: Any | None = None) -> Any:
     """An added loss as what, counted by the worker's share of the rows, is its part of all.
 

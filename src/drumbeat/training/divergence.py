@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from drumbeat import keras_internals as touch
 from drumbeat.collectives.communicator import Communicator
 from drumbeat.strategies.data_parallel import DataParallelStrategy
 from drumbeat.strategies.local_sgd import is_own
@@ -48,16 +49,18 @@ def take_chiefs_epoch(model: Any, communicator: Communicator) -> None:
 def average_drifted(model: Any, strategy: DataParallelStrategy) -> None:
     """Make float weights that aren't trained and differ between workers their mean.
 
-    Such as the moving statistics of BatchNormalization. A worker counts by its share of
-    each batch's rows.
+    Such as the moving statistics of BatchNormalization. In scripts that name no strategy also
+    TensorFlow's own variables in layers, which Keras 3 doesn't train. A worker counts by its
+    share of each batch's rows.
     """
     communicator = strategy.communicator
-    drifted = _differing(
-        [w for w in _weights(model, "non_trainable_weights") if tf.as_dtype(w.dtype).is_floating],
-        communicator,
-    )
+    own = _weights(model, "non_trainable_weights")
+    if strategy.extended.adopts:
+        own += _plain(model)
+    own = [weight for weight in own if tf.as_dtype(weight.dtype).is_floating]
+    drifted = _differing(own, communicator)
     if drifted and strategy.extended.adopts and strategy.is_chief:
-        _warn_of_drift(path_of(drifted[0]), len(drifted) - 1)
+        warn_of_drift(path_of(drifted[0]), len(drifted) - 1)
     units = strategy.extended.shares.units
     mine = units[communicator.rank]
     totals: list[Any] = communicator.all_reduce(
@@ -70,7 +73,7 @@ def average_drifted(model: Any, strategy: DataParallelStrategy) -> None:
 _said_of_drift: list[str] = []
 
 
-def _warn_of_drift(path: str, more: int) -> None:
+def warn_of_drift(path: str, more: int) -> None:
     """Say, once, that a script that names no strategy trains another model than with one worker."""
     if _said_of_drift:
         return
@@ -170,6 +173,13 @@ def _weights(model: Any, name: str) -> list[Any]:
     variables = weights_of(model, name)
     counted = {id(variable) for metric in model.metrics for variable in metric.variables}
     return [variable for variable in variables if id(variable) not in counted]
+
+
+def _plain(model: Any) -> list[Any]:
+    """Variables of TensorFlow's own in the layers of a model of Keras 3, if of one shape."""
+    known = {id(variable) for variable in weights_of(model, "variables")}
+    plain = touch.plain_variables(touch.all_layers(model)).values()
+    return [v for v in plain if id(v) not in known and v.shape.is_fully_defined()]
 
 
 def weights_of(layer: Any, name: str) -> list[Any]:

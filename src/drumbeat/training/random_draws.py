@@ -53,7 +53,9 @@ def _in_replicas(make: _Make, original: Callable[..., Any]) -> Callable[..., Any
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         alone = current.in_replica() is None
-        return original(*args, **kwargs) if alone else row_marks.drawn(ours(*args, **kwargs))
+        if alone:
+            return original(*args, **kwargs)
+        return row_marks.drawn(lambda: ours(*args, **kwargs))
 
     return draw
 

@@ -7,10 +7,12 @@ is left as it is.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from drumbeat.strategies.data_parallel import DataParallelStrategy
@@ -174,6 +176,20 @@ def again(operation: Any, inputs: Sequence[Any]) -> list[Any]:
         given[name] = next(left) if count is None else [next(left) for _ in range(count)]
     made = function(**given)
     return [made] if isinstance(made, tf.Tensor) else list(made)
+
+
+def constant(tensor: Any) -> np.ndarray | None:
+    """The value of a tensor that is made of constants only; None of any other."""
+    value = tf.get_static_value(tensor)
+    if value is not None or not tensor.op.inputs:
+        return value
+    given: list[Any] = [constant(each) for each in tensor.op.inputs]
+    if any(each is None for each in given):
+        return None
+    with contextlib.suppress(NotRepeatable), tf.init_scope():
+        made = again(tensor.op, [tf.constant(each) for each in given])
+        return made[tensor.value_index].numpy()
+    return None
 
 
 def _count(operation: Any, argument: Any) -> int | None:

@@ -5,6 +5,7 @@ Where a script names no strategy, what its layers do is looked at in the graph, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ import tensorflow as tf
 from drumbeat.training import current
 
 _TYPE, _NAME = "PlaceholderWithDefault", "drumbeat_rows"
+_SCOPE = "drumbeat_draw"
 
 
 def of_any_number(batch: Any) -> Any:
@@ -26,11 +28,21 @@ def of_any_number(batch: Any) -> Any:
     return tf.nest.map_structure(_marked, batch)
 
 
-def drawn(numbers: Any) -> Any:
-    """Random numbers of which each row gets its own, if they have a first axis of any length."""
+def drawn(draw: Callable[[], Any]) -> Any:
+    """What `draw` returns: random numbers, of which each row gets its own.
+
+    If they have a first axis of any length.
+    """
+    with tf.name_scope(_SCOPE):
+        numbers = draw()
     if not isinstance(numbers, tf.Tensor) or not numbers.shape.rank or numbers.shape[0] is not None:
         return numbers
     return of_any_number(numbers)
+
+
+def is_of_draw(operation: Any) -> bool:
+    """Whether an operation is one of `drawn`."""
+    return _SCOPE in operation.name
 
 
 def is_mark(operation: Any) -> bool:

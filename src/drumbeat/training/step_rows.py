@@ -46,17 +46,21 @@ class Layers:
         """The innermost layer that has made an operation; None if none has."""
         return self._at(operation.name.rpartition("/")[0])
 
+    def name_of(self, operation: Any) -> str:
+        """The name of the innermost layer that has made an operation; its own if none has."""
+        layer = self.of(operation)
+        return str(operation.name if layer is None else layer.name)
+
     def keeps_apart(self, operation: Any) -> bool:
         """Whether an operation is surely known to keep rows apart, as `Rows` wants to know."""
         if row_marks.is_mark(operation):
             return True
-        layer = self.of(operation)
-        return layer is not None and is_trusted(layer)
+        return is_trusted(self.of(operation))
 
 
-def is_trusted(layer: Any) -> bool:
+def is_trusted(layer: Any | None) -> bool:
     """Whether a layer is one of Keras's that keeps rows apart, or that drumbeat knows."""
-    if isinstance(layer, keras.Model) or type(layer).__name__ in _LOOKED_INTO:
+    if layer is None or isinstance(layer, keras.Model) or type(layer).__name__ in _LOOKED_INTO:
         return False
     return touch.is_keras_own(type(layer))
 
