@@ -542,11 +542,16 @@ def inner_metrics(metric: keras.Metric) -> list[keras.Metric]:
     return [inner for inner in held if inner is not None]
 
 
-def metrics_of(model: Any) -> Iterator[keras.Metric]:
-    """All metrics of a model: those given to compile(), also before they are built, and its own."""
+def given_metrics(model: Any) -> list[keras.Metric]:
+    """The metric objects that compile() was given."""
     given = model._compile_metrics
     users = [] if given is None else [given._user_metrics, given._user_weighted_metrics]
-    waiting = [*keras.tree.flatten(users), *model.metrics]
+    return [each for each in keras.tree.flatten(users) if isinstance(each, keras.Metric)]
+
+
+def metrics_of(model: Any) -> Iterator[keras.Metric]:
+    """All metrics of a model: those given to compile(), also before they are built, and its own."""
+    waiting = [*given_metrics(model), *model.metrics]
     while waiting:
         if isinstance(metric := waiting.pop(), keras.Metric):
             waiting += inner_metrics(metric)

@@ -98,6 +98,34 @@ def by_batches():
     keep("batches", model, losses=losses, tested=model.test_on_batch(x[:70], y[:70]))
 
 
+class Largest(keras.metrics.Metric):
+    """The largest score times the number of batches, of which neither is a sum over the rows."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.most = self.add_weight(name="most", initializer="zeros", shape=())
+        self.batches = tf.Variable(0.0, trainable=False)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.most.assign(tf.maximum(self.most, tf.reduce_max(y_pred)))
+        self.batches.assign_add(1.0)
+
+    def result(self):
+        return self.most * self.batches
+
+    def reset_state(self):
+        self.most.assign(0.0)
+        self.batches.assign(0.0)
+
+
+def own_metrics():
+    if tf.keras.Model.__module__.startswith("tf_keras"):
+        return  # There their states are added up.
+    model = model_of(metrics=[Largest()])
+    history = model.fit(x[:145], y[:145], batch_size=48, epochs=2, verbose=0)
+    keep("metric", model, history, tested=model.evaluate(x, y, verbose=0))
+
+
 class OnGpu(keras.Sequential):
     """Where there is one, Keras 3 asks for XLA by itself, before workers come in."""
 
@@ -334,6 +362,7 @@ cases = (
     pipeline,
     by_batches,
     batches_in_other_modes,
+    own_metrics,
     subclassed,
     one_number_for_a_batch,
     losses_within,

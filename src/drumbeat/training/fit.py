@@ -29,6 +29,7 @@ from drumbeat.training import (
     passes,
     randomness,
     stopping,
+    whole_metrics,
 )
 from drumbeat.training.keras_loops import (
     RebalanceHooks,
@@ -95,7 +96,10 @@ class _Rebalance(RebalanceHooks, keras.callbacks.Callback):
 
 def _adopted(model: Any) -> DataParallelStrategy | None:
     """The strategy with which all workers run `model`, see `current.adopt`."""
-    return current.adopt(model, touch.MODEL_STRATEGY, touch.metrics_of)
+    strategy = current.adopt(model, touch.MODEL_STRATEGY, touch.metrics_of)
+    if strategy is not None and strategy.extended.adopts:
+        whole_metrics.mark(touch.given_metrics(model))
+    return strategy
 
 
 def _fit(original: Callable[..., Any]) -> Callable[..., Any]:

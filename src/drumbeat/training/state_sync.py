@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import current, divergence, local_sgd, shard_state
+from drumbeat.training import current, divergence, local_sgd, shard_state, whole_metrics
 
 
 def integrate() -> None:
@@ -84,7 +84,9 @@ def _epoch_result(original: Callable[..., Any]) -> Callable[..., Any]:
 def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        _replace(type(self), {"result": _result, "reset_state": _reset_state})
+        _replace(type(self).__mro__, {"result": _result, "reset_state": _reset_state})
+        own = [each for each in type(self).__mro__ if not touch.is_keras_own(each)]
+        _replace(own, {"update_state": whole_metrics.around_update})
         strategy = current.at_hand()
         if strategy is not None:
             current.count_under(self, strategy)
@@ -94,14 +96,14 @@ def _metric_init(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def remember_resets(cls: type) -> None:
     """Has metrics of a class remember what their variables start from after a reset."""
-    _replace(cls, {"reset_state": _reset_state})
+    _replace(cls.__mro__, {"reset_state": _reset_state})
 
 
-def _replace(cls: type, wrappers: Mapping[str, Callable[..., Any]]) -> None:
+def _replace(classes: Iterable[type], wrappers: Mapping[str, Callable[..., Any]]) -> None:
     def unconverted(wrapper: Callable[..., Any]) -> Callable[..., Any]:
         return lambda original: tf.autograph.experimental.do_not_convert(wrapper(original))
 
-    touch.replace_methods(cls.__mro__, {n: unconverted(w) for n, w in wrappers.items()})
+    touch.replace_methods(classes, {n: unconverted(w) for n, w in wrappers.items()})
 
 
 def _result(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,6 +200,8 @@ def _add_up(variables: Sequence[Any], strategy: DataParallelStrategy, name: str)
 
 def aggregation_of(variable: Any) -> str:
     """How workers' values of a variable of Keras's or TensorFlow's become one."""
+    if whole_metrics.has_whole_state(variable):
+        return "only_first_replica"
     named = variable.aggregation
     return named if isinstance(named, str) else named.name.lower()
 
