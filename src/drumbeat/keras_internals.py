@@ -212,6 +212,12 @@ VARIABLE_ASSIGN = Touch(
     parameters=("value",),
     why="a stand-in row doesn't count in metrics",
 )
+ADD_LOSS = Touch(
+    module="keras.src.layers.layer",
+    name="Layer.add_loss",
+    parameters=("loss",),
+    why="each replica of a process reads what its own pass through the layers has added",
+)
 BATCH_MOMENTS = Touch(
     module="keras.src.layers.normalization.batch_normalization",
     name="BatchNormalization._moments",
@@ -629,6 +635,17 @@ def outputs_and_loss(model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[An
     rows: Any = keras.ops.shape(first)
     model._loss_tracker.update_state(borrow(UNSCALE_LOSS)(loss), sample_weight=rows[0])
     return outputs, model.optimizer.scale_loss(loss)
+
+
+def added_losses(layer: Any) -> list[Any]:
+    """The list in which a layer of Keras 3 keeps what it has added to the loss itself."""
+    return vars(layer)["_losses"]
+
+
+def show_added_losses(layer: Any, losses: list[Any]) -> None:
+    """Have a layer of Keras 3 keep in `losses` what it adds to the loss."""
+    # Not by setattr, which would track the list.
+    vars(layer)["_losses"] = losses
 
 
 def mask_of(tensor: Any) -> Any | None:

@@ -81,6 +81,16 @@ def test_exact_mode_gives_the_same_bytes(tmp_path):
         np.testing.assert_array_equal(two[key], value, err_msg=key)
 
 
+@SLOW
+def test_what_a_loss_remembers_moves_once_a_step(tmp_path):
+    one, two = (
+        outcome(tmp_path, name, "-n", count, cases=("loss_with_a_state",))
+        for name, count in (("one", "1"), ("two", "2"))
+    )
+    for key, value in one.items():
+        np.testing.assert_allclose(two[key], value, rtol=1e-5, err_msg=key)
+
+
 MODEL = """
 import keras, numpy as np, tensorflow as tf
 x = np.ones((8, 2), "float32")

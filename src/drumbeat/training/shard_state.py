@@ -28,20 +28,39 @@ START = "_drumbeat_start"
 def integrate() -> None:
     """Let each shard write to variables of its own."""
     touch.wrap(touch.VARIABLE_ASSIGN, _direct_assign)
+    touch.wrap(touch.ADD_LOSS, _add_loss)
     touch.wrap(touch.REDUCE_PER_REPLICA, _reduce_per_replica)
+
+
+def _state_at_hand() -> _ShardState | None:
+    """That of the run of several replicas in which the caller is."""
+    strategy = current.in_replica()
+    replica = None if strategy is None else strategy.extended.replicas.current
+    if replica is None or replica.lockstep is None:
+        return None
+    return replica.lockstep.keep(lambda: _ShardState(strategy))
 
 
 def _direct_assign(original: Callable[..., Any]) -> Callable[..., Any]:
     def direct_assign(self: Any, value: Any) -> Any:
-        strategy = current.in_replica()
-        replica = None if strategy is None else strategy.extended.replicas.current
-        if replica is None or replica.lockstep is None:
+        state = _state_at_hand()
+        if state is None:
             return original(self, value)
         with as_it_is():
-            replica.lockstep.keep(lambda: _ShardState(strategy)).hold(self)
+            state.hold(self)
             return original(self, value)
 
     return direct_assign
+
+
+def _add_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    def add_loss(self: Any, loss: Any) -> Any:
+        state = _state_at_hand()
+        if state is not None:
+            state.hold_losses(self)
+        return original(self, loss)
+
+    return add_loss
 
 
 def _reduce_per_replica(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,11 +90,16 @@ def _mean(values: Sequence[Any]) -> Any:
 
 
 class _ShardState:
-    """The variables that the shards of a worker have written to in one run."""
+    """What the shards of a worker have written to in one run: variables, and layers' losses.
+
+    The next shard begins while one waits, and layers forget what they have added to the loss
+    when a model is called.
+    """
 
     def __init__(self, strategy: Any) -> None:
         self._strategy: DataParallelStrategy = strategy
         self._held: dict[int, tuple[Any, list[Any]]] = {}
+        self._losses: dict[int, tuple[Any, list[list[Any]]]] = {}
         self._index = 0
 
     def hold(self, variable: Any) -> None:
@@ -90,16 +114,29 @@ class _ShardState:
         self._held[id(variable)] = (variable, copies)
         variable._value = copies[self._index]
 
+    def hold_losses(self, layer: Any) -> None:
+        """From now on each shard has its own list of what a Keras layer adds to the loss."""
+        if id(layer) in self._losses:
+            return
+        count = self._strategy.extended.replicas.count
+        lists = [touch.added_losses(layer), *([] for _ in range(count - 1))]
+        self._losses[id(layer)] = (layer, lists)
+        touch.show_added_losses(layer, lists[self._index])
+
     def enter(self, index: int) -> None:
         """Show the copies of shard `index`."""
         self._index = index
-        for variable, copies in self._held.values():
-            variable._value = copies[index]
+        self._show(index)
 
     def leave(self) -> None:
-        """Show the variables themselves."""
+        """Show the variables and lists themselves."""
+        self._show(0)
+
+    def _show(self, index: int) -> None:
         for variable, copies in self._held.values():
-            variable._value = copies[0]
+            variable._value = copies[index]
+        for layer, lists in self._losses.values():
+            touch.show_added_losses(layer, lists[index])
 
     def settle(self) -> None:
         """Give weights that layers have changed themselves their mean, and no copies any more.
