@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.collectives.compression.residuals import Owner
-from drumbeat.training import compiled, current, local_sgd, loss_parts
+from drumbeat.training import compiled, current, local_sgd, loss_parts, row_marks
 from drumbeat.training.keras_loops import warn_of_a_loop_alone
 
 _reduced = threading.local()
@@ -68,7 +68,9 @@ def _reduce_values(original: Callable[..., Any]) -> Callable[..., Any]:
         if strategy.extended.absent is not None:
             # Through moments taken over all workers, a row that stands in for none would
             # reach the gradients of the others.
-            values = tf.where(strategy.extended.absent, tf.zeros_like(values), values)
+            # What such a worker makes of everyone's rows counts for nothing.
+            absent = row_marks.alike(strategy.extended.absent)
+            values = tf.where(absent, tf.zeros_like(values), values)
         is_of_all = strategy.extended.local_sgd is None
         if is_of_all and reduction == "mean_with_sample_weight" and sample_weight is not None:
             weight = strategy.extended.total(tf.reduce_sum(tf.cast(sample_weight, values.dtype)))
@@ -101,7 +103,8 @@ def _apply_mask(original: Callable[..., Any]) -> Callable[..., Any]:
         passing = strategy.extended.total(tf.reduce_sum(mask))
         here = tf.size(mask, out_type=tf.int64)
         whole = tf.math.divide_no_nan(tf.cast(here, dtype), strategy.extended.loss_fraction(dtype))
-        return original(sample_weight, mask, dtype, "sum") * tf.math.divide_no_nan(whole, passing)
+        of_each = row_marks.alike(tf.math.divide_no_nan(whole, passing))
+        return original(sample_weight, mask, dtype, "sum") * of_each
 
     return apply_mask
 

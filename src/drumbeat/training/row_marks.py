@@ -1,4 +1,6 @@
-"""Tensors in the graph of a step that have an entry for each row of a batch, marked as such.
+"""Tensors in the graph of a step that have an entry for each row of a batch, or are alike on all.
+
+They are marked as such.
 
 Where a script names no strategy, what its layers do is looked at in the graph, see `step_rows`.
 """
@@ -12,7 +14,7 @@ import tensorflow as tf
 
 from drumbeat.training import current
 
-_TYPE, _NAME = "PlaceholderWithDefault", "drumbeat_rows"
+_TYPE, _NAME, _ALIKE = "PlaceholderWithDefault", "drumbeat_rows", "drumbeat_alike"
 _SCOPE = "drumbeat_draw"
 
 
@@ -26,6 +28,18 @@ def of_any_number(batch: Any) -> Any:
     if tf.executing_eagerly() or current.with_whole_batches() is None:
         return batch
     return tf.nest.map_structure(_marked, batch)
+
+
+def alike(number: Any) -> Any:
+    """`number`, which all workers have worked out together for the global batch."""
+    if tf.executing_eagerly() or current.with_whole_batches() is None:
+        return number
+    return tf.raw_ops.PlaceholderWithDefault(input=number, shape=number.shape, name=_ALIKE)
+
+
+def is_alike(operation: Any) -> bool:
+    """Whether an operation is that of `alike`."""
+    return operation.type == _TYPE and _ALIKE in operation.name
 
 
 def drawn(draw: Callable[[], Any]) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from drumbeat import tf_internals
-from drumbeat.training import row_counts, row_rules
+from drumbeat.training import row_counts, row_marks, row_rules
 
 
 class Kind(enum.Enum):
@@ -157,6 +157,8 @@ class Rows:
     def _of_outputs(self, operation: Any) -> list[Found]:
         count = len(operation.outputs)
         kinds = [self.of(tensor) for tensor in operation.inputs]
+        if row_marks.is_alike(operation):
+            return [FIXED]
         if operation.type == "Placeholder":
             # Made outside, in a graph of the step: rows of it, or of all steps the same.
             return [_of_captured(output) for output in operation.outputs]
