@@ -18,7 +18,7 @@ _SCOPE = "with strategy.scope():"
 _UNREPEATABLE_WHY = (
     "The script does not repeat itself: a second run on one worker differs from the first in the "
     "same way. Something in it draws from a source that drumbeat does not seed: "
-    "np.random.default_rng() or random.Random() without a seed, the clock, os.urandom, or a "
+    "random.Random() or np.random.RandomState() without a seed, the clock, os.urandom, or a "
     "service."
 )
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import importlib
 import os
-import random
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras  # noqa: F401  (preloaded for the workers)
-import numpy as np
 
 from drumbeat.cluster import ClusterSpec
 from drumbeat.cluster.identity import Identity
 from drumbeat.errors import ConfigError
+from drumbeat.training import seeds
 
 jax: Any = importlib.import_module("jax")  # an extra: not in every environment
 
@@ -41,8 +40,7 @@ def install(env: Mapping[str, str] | None = None) -> None:
     if identity is None:
         return
     if identity.seed is not None:
-        random.seed(identity.seed)
-        np.random.seed(identity.seed % 2**32)
+        seeds.sow(identity.seed)
     if identity.world_size == 1:
         return
     # Carries what XLA's programs sum on CPUs; NCCL does on GPUs. MPI would need MPIwrapper.

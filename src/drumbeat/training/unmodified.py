@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import importlib
 import os
-import random
 import time
 from collections.abc import Mapping
 
 import keras  # noqa: F401  (preloaded for the workers)
-import numpy as np
 import tensorflow as tf
 
 from drumbeat.cluster.identity import Identity
@@ -24,7 +22,7 @@ from drumbeat.state.backups import DEFAULT_KEEP
 from drumbeat.strategies import stand_in
 from drumbeat.strategies.determinism import same_bytes_everywhere
 from drumbeat.strategies.placement import make_logical_cpus
-from drumbeat.training import evaluating, journal, record, updates
+from drumbeat.training import evaluating, journal, record, seeds, updates
 from drumbeat.training.integrate import integrate
 from drumbeat.training.keeping import Every
 from drumbeat.training.keras2 import choice as keras2
@@ -70,8 +68,7 @@ def _install(identity: Identity, env: Mapping[str, str]) -> None:
     if identity.devices_per_worker > 1:
         make_logical_cpus(identity.devices_per_worker)
     if identity.seed is not None:
-        random.seed(identity.seed)
-        np.random.seed(identity.seed % 2**32)
+        seeds.sow(identity.seed)
         tf.random.set_seed(identity.seed)
     if identity.exact is not None:
         same_bytes_everywhere()
