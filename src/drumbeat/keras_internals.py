@@ -664,7 +664,7 @@ def has_mask(tensor: Any) -> bool:
 
 
 def is_loss(function: Any) -> bool:
-    """Whether what a metric calls is a loss object, of Keras 3 or 2."""
+    """Whether a function is a loss object, of Keras 3 or 2."""
     classes = type(function).__mro__
     return any(each.__name__ == "Loss" and is_keras_own(each) for each in classes)
 

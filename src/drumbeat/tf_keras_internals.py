@@ -13,12 +13,7 @@ import tensorflow as tf
 import tf_keras
 
 from drumbeat.errors import ConfigError
-from drumbeat.keras_internals import (
-    Touch,
-    all_layers,
-    problem_with,
-    replace,
-)
+from drumbeat.keras_internals import Touch, all_layers, problem_with, replace
 from drumbeat.tf_internals import freed
 
 _TRAINING = "tf_keras.src.engine.training"

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import pytest
 
+from drumbeat import keras_internals as touch
 from drumbeat.training.obstacles import obstacle
 
 pytestmark = pytest.mark.tensorflow
@@ -72,3 +73,16 @@ def test_what_needs_the_whole_batch_is_found(model: Any, what: str) -> None:
 def test_other_models_have_none(loss: Any) -> None:
     assert obstacle(compiled(keras.layers.GRU(2), loss=loss)) is None
     assert obstacle(keras.Sequential([keras.layers.Dense(1)])) is None
+
+
+def test_layers_are_looked_through_once_for_each_compile(monkeypatch):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", keras.losses.MeanSquaredError())
+    walks, walk = [], touch.all_layers
+    monkeypatch.setattr(touch, "all_layers", lambda model: walks.append(model) or walk(model))
+    for _ in range(3):
+        assert obstacle(model) is None
+    assert len(walks) == 1
+    model.compile("sgd", keras.losses.MeanAbsoluteError())
+    assert obstacle(model) is None
+    assert len(walks) == 2

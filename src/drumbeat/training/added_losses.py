@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat.strategies.data_parallel import DataParallelStrategy
-from drumbeat.training import current, step_rows
+from drumbeat.training import current, row_rules, step_rows
 from drumbeat.training.replaying import NotRepeatable, Replay
 from drumbeat.training.rowwise import CALLS, FIXED, FLAT, ROWS
 
@@ -121,10 +121,10 @@ def _meaning(number: Any, replay: Replay) -> str | None:
         output, within = replay.called(number)
         return _meaning(output, within)
     if kind in ("Sum", "Mean") and rows.of(given[0]) not in (ROWS, FLAT):
-        share = kind == "Sum" and _is_share(given[0], replay) and _is_over_rows(operation)
+        share = kind == "Sum" and _is_share(given[0], replay) and 0 in row_rules.axes_of(operation)
         return MEAN if share else _meaning(given[0], replay)
     if kind in ("Sum", "Mean"):
-        return {"Sum": SUM, "Mean": MEAN}[kind] if _is_over_rows(operation) else None
+        return {"Sum": SUM, "Mean": MEAN}[kind] if 0 in row_rules.axes_of(operation) else None
     if kind == "L2Loss":
         return SUM if rows.of(given[0]) in (ROWS, FLAT) else None
     if kind in (*_UNARY, *_SAME_SUM):
@@ -138,11 +138,6 @@ def _meaning(number: Any, replay: Replay) -> str | None:
     if kind in _QUOTIENTS and is_count(given[1], replay):
         return MEAN if _meaning(given[0], replay) == SUM else None
     return None
-
-
-def _is_over_rows(operation: Any) -> bool:
-    axes, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].shape.rank
-    return axes is not None and bool(rank) and 0 in np.ravel(axes) % rank
 
 
 def _factor(operation: Any, replay: Replay) -> Any | None:

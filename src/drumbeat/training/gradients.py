@@ -67,8 +67,8 @@ def _reduce_values(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(values, sample_weight, reduction)
         if strategy.extended.absent is not None:
             # Through moments taken over all workers, a row that stands in for none would
-            # reach the gradients of the others.
-            # What such a worker makes of everyone's rows counts for nothing.
+            # reach the gradients of the others. What such a worker makes of everyone's rows counts
+            # for nothing.
             absent = row_marks.alike(strategy.extended.absent)
             values = tf.where(absent, tf.zeros_like(values), values)
         is_of_all = strategy.extended.local_sgd is None

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 
+_KNOWN = "_drumbeat_obstacle"
 _STEPS = ("train_step", "test_step", "predict_step", "compute_loss", "make_train_function")
 
 
@@ -37,7 +38,18 @@ def obstacle(model: Any) -> Obstacle | None:
     would be a mean over a worker's own, and the sum of the workers' gradients another gradient.
     So it is with the `__call__` of a loss, and with numbers to be shown. A stateful layer keeps a
     state for each row of a batch of one size.
+
+    Looked for once for each compile() and build(): a loop asks before every batch.
     """
+    loss, is_built = getattr(model, "loss", None), bool(getattr(model, "built", False))
+    known = vars(model).get(_KNOWN)
+    if known is None or known[0] is not loss or known[1] != is_built:
+        # Not by setattr, in which Keras looks for layers and variables to track.
+        known = vars(model)[_KNOWN] = (loss, is_built, _find(model))
+    return known[2]
+
+
+def _find(model: Any) -> Obstacle | None:
     for name in _STEPS:
         if not touch.is_keras_own(getattr(model, name, None)):
             what = f"a {name} of its own, whose loss may be one over the rows that it is given"
@@ -57,10 +69,8 @@ def obstacle(model: Any) -> Obstacle | None:
 def _loss_with_a_call(model: Any) -> str:
     """The class of a compiled loss that is called by code which isn't Keras's, or ""."""
     for loss in tf.nest.flatten(getattr(model, "loss", None)):
-        kind = type(loss)
-        is_loss = any(each.__name__ == "Loss" and touch.is_keras_own(each) for each in kind.__mro__)
-        if is_loss and not touch.is_keras_own(kind.__call__):
-            return kind.__name__
+        if touch.is_loss(loss) and not touch.is_keras_own(type(loss).__call__):
+            return type(loss).__name__
     return ""
 
 

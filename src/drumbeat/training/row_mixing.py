@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from drumbeat import keras_internals as touch
 from drumbeat import tf_internals
-from drumbeat.training import current, divergence, row_marks, step_rows
+from drumbeat.training import current, divergence, row_marks, row_rules, step_rows
 from drumbeat.training.replaying import constant
 from drumbeat.training.rowwise import CALLS, COUNT, FLAT, ROWS, Rows
 
@@ -211,7 +210,7 @@ class Search:
             if order is not None:
                 self._rows_at[operation.outputs[0].name] = order.tolist().index(0)
         if kind in _OVER_AXES:
-            return self._rows_axis(given[0]) in _axes(operation)
+            return self._rows_axis(given[0]) in row_rules.axes_of(operation)
         if kind in ("Softmax", "LogSoftmax"):
             return self._rows_axis(given[0]) == given[0].shape.rank - 1
         if kind == "MatMul":
@@ -228,8 +227,3 @@ class Search:
         within.through(graph)
         self.draws += [call] * bool(within.draws)
         return any(within.mixed_by(output) is not None for output in graph.outputs)
-
-
-def _axes(operation: Any) -> list[int]:
-    axes, rank = tf.get_static_value(operation.inputs[1]), operation.inputs[0].shape.rank
-    return [] if axes is None or not rank else (np.ravel(axes) % rank).tolist()

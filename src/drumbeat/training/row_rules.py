@@ -27,6 +27,13 @@ def _elementwise(operation: Any, given: list[Any], fixed: list[bool]) -> bool:
     return True
 
 
+def axes_of(operation: Any) -> list[int]:
+    """The axes that a reduction goes over; none where they aren't known."""
+    values, axes = operation.inputs
+    axes, rank = tf.get_static_value(axes), values.shape.rank
+    return [] if axes is None or not rank else (np.ravel(axes) % rank).tolist()
+
+
 def _is_elsewhere(axes: Any, rank: int) -> bool:
     """Whether axes are known, and the first isn't among them."""
     axes = tf.get_static_value(axes)
